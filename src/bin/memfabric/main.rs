@@ -1,0 +1,2 @@
+//! The `memfabric` command.
+fn main() {}
