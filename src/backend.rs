@@ -1,0 +1,682 @@
+//! The seam to the vendor: what the transport asks, and how the library is
+//! asked.
+// Calls the vendor's functions, which take raw pointers.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_void};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::Mutex;
+use tracing::{info, warn};
+
+use crate::abi;
+use crate::config::Config;
+use crate::device;
+use crate::endpoint::Endpoint;
+use crate::error::{Code, Error};
+use crate::library::Library;
+use crate::memory::Region;
+use crate::suspects::Suspects;
+
+/// What the backend calls a batch. 0 is as good an id as any other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct BatchId(pub u64);
+
+/// Direction of a transfer, seen from this process.
+///
+/// An open enumeration, for the number comes from outside; a submission checks
+/// it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Opcode(pub u8);
+
+impl Opcode {
+    /// Remote to local.
+    pub const READ: Self = Self(0);
+    /// Local to remote.
+    pub const WRITE: Self = Self(1);
+}
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::READ => f.write_str("READ"),
+            Self::WRITE => f.write_str("WRITE"),
+            Self(number) => write!(f, "opcode {number}"),
+        }
+    }
+}
+
+// The engine, this crate and the library number the two alike, so the number
+// is handed on as it is.
+const _: () = {
+    assert!(Opcode::READ.0 as u32 == abi::SMEM_TRANS_READ);
+    assert!(Opcode::WRITE.0 as u32 == abi::SMEM_TRANS_WRITE);
+};
+
+/// The answer to one question about a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Query {
+    /// Still running; ask again (C1).
+    Pending,
+    /// Ended, and **all memory accesses of the batch have stopped**, whatever
+    /// the result (C2, C3). Given once per batch (C4).
+    Done(Code),
+    /// The question failed; nothing is known of the batch (C5).
+    Error(Code),
+}
+
+/// One vendor batch: pieces for one peer in one direction.
+///
+/// The library may read the arrays, the peer's name and the parameter block
+/// until the batch is done, for the ABI does not say that it copies them. So
+/// once submitted, a batch is neither moved, changed nor freed before its result
+/// is in. Entry `i` of the three arrays is one piece.
+#[derive(Debug)]
+pub struct CopyBatch {
+    peer: Endpoint,
+    opcode: Opcode,
+    local: Vec<usize>,
+    remote: Vec<usize>,
+    lengths: Vec<usize>,
+    params: Params,
+}
+
+/// The vendor's own view of a [`CopyBatch`], filled in by [`SmemBackend`].
+#[derive(Debug)]
+struct Params(abi::smem_trans_batch_params_t);
+
+// SAFETY: the pointers point into the `CopyBatch` around them, or nowhere; only
+// the library follows them, and our own code reads and writes the block through
+// a unique reference alone.
+unsafe impl Send for Params {}
+// SAFETY: as for Send.
+unsafe impl Sync for Params {}
+
+impl Params {
+    const EMPTY: Self = Self(abi::smem_trans_batch_params_t {
+        destUrl: std::ptr::null(),
+        srcList: std::ptr::null_mut(),
+        destList: std::ptr::null_mut(),
+        sizeList: std::ptr::null_mut(),
+        batchSize: 0,
+        opcode: 0,
+        stream: std::ptr::null_mut(),
+        flags: 0,
+    });
+}
+
+impl Default for CopyBatch {
+    fn default() -> Self {
+        Self {
+            peer: Endpoint::EMPTY,
+            opcode: Opcode::READ,
+            local: Vec::new(),
+            remote: Vec::new(),
+            lengths: Vec::new(),
+            params: Params::EMPTY,
+        }
+    }
+}
+
+impl CopyBatch {
+    /// Begins anew for another peer and direction, keeping the room of the
+    /// arrays.
+    pub fn reset(&mut self, peer: Endpoint, opcode: Opcode) {
+        self.peer = peer;
+        self.opcode = opcode;
+        self.local.clear();
+        self.remote.clear();
+        self.lengths.clear();
+    }
+
+    /// Adds a piece: local address, remote address, bytes.
+    #[inline]
+    pub fn push(&mut self, local: usize, remote: usize, length: usize) {
+        self.local.push(local);
+        self.remote.push(remote);
+        self.lengths.push(length);
+    }
+
+    /// The peer.
+    pub fn peer(&self) -> &Endpoint {
+        &self.peer
+    }
+
+    /// The direction.
+    pub fn opcode(&self) -> Opcode {
+        self.opcode
+    }
+
+    /// Local addresses, for both directions.
+    pub fn local(&self) -> &[usize] {
+        &self.local
+    }
+
+    /// Remote addresses, for both directions.
+    pub fn remote(&self) -> &[usize] {
+        &self.remote
+    }
+
+    /// Bytes of each piece.
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// Number of pieces.
+    pub fn len(&self) -> usize {
+        self.lengths.len()
+    }
+
+    /// Whether there is no piece.
+    pub fn is_empty(&self) -> bool {
+        self.lengths.is_empty()
+    }
+
+    /// Pieces that fit without growing the arrays.
+    pub(crate) fn room(&self) -> usize {
+        self.lengths.capacity()
+    }
+
+    /// Bytes of all pieces.
+    pub fn bytes(&self) -> u64 {
+        self.lengths.iter().map(|length| *length as u64).sum()
+    }
+
+    /// Whether a piece reads or writes local memory in `region`.
+    pub fn uses(&self, region: Region) -> bool {
+        let pieces = self.local.iter().zip(&self.lengths);
+        pieces
+            .into_iter()
+            .any(|(address, length)| region.overlaps(*address, *length))
+    }
+}
+
+/// What moves the bytes: the library, or a scripted stand-in in a test.
+///
+/// Calls come from any thread. The transport makes `submit`, `query` and
+/// `deregister` one at a time (C15); `register` may run beside them. No method
+/// may call back into the transport, but for marking a peer as down.
+///
+/// Dropping a backend ends it; the transport drops it only when nothing is
+/// outstanding, and otherwise leaks it (C13).
+pub trait Backend: Send + Sync {
+    /// What peers connect to.
+    fn endpoint(&self) -> &Endpoint;
+
+    /// Registers every region or reports a failure, after which the transport
+    /// deregisters each of them. Nothing is rounded.
+    ///
+    /// # Errors
+    ///
+    /// The vendor's code with its function.
+    fn register(&self, regions: &[Region]) -> Result<(), Error>;
+
+    /// Withdraws the region that begins at `address`.
+    ///
+    /// # Errors
+    ///
+    /// The vendor's code with its function.
+    fn deregister(&self, address: usize) -> Result<(), Error>;
+
+    /// Gives a batch to the vendor and returns at once. After success, `batch`
+    /// stays where it is until a query answered [`Query::Done`].
+    ///
+    /// # Errors
+    ///
+    /// The vendor's code: nothing of the batch was or will be executed (C6).
+    fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code>;
+
+    /// Asks once about a batch that was accepted and is not done.
+    fn query(&self, id: BatchId) -> Query;
+}
+
+/// [`Backend`] over `libmf_smem.so` in the revision with the four-argument
+/// query \[spec\].
+pub struct SmemBackend {
+    // Fields drop in this order: the instance ends before the peer watch that
+    // its callback names, and before the process-wide initialisation.
+    instance: Instance,
+    _watch: PeerWatch,
+    _initialised: Initialised,
+    library: Arc<Library>,
+    endpoint: Endpoint,
+    need_retry: i32,
+}
+
+impl SmemBackend {
+    /// Opens the library and brings an instance up, in the order: library,
+    /// device, init, config_init, create, get_rpc_port, peer-down callback. What
+    /// is done is undone in reverse order if a later step fails.
+    ///
+    /// Must be called on a thread whose current Ascend device is the one to use;
+    /// nothing depends on the thread afterwards.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Library::load`] and [`device::current`]; [`Error::Vendor`] for
+    /// a call that answered a failure; [`Error::CreateFailed`];
+    /// [`Error::NoPort`].
+    pub fn open(config: &Config) -> Result<Self, Error> {
+        Self::open_with(config, Arc::new(Suspects::default()))
+    }
+
+    pub(crate) fn open_with(config: &Config, suspects: Arc<Suspects>) -> Result<Self, Error> {
+        let library = Arc::new(Library::load(&config.library)?);
+        info!(library = %library.path().display(), "MemFabric library opened");
+        set_log_level(&library, config);
+        let device = device::current(config.protocol)?;
+        let initialised = Initialised::acquire(&library, device)?;
+        let url = config.host.at(0);
+        let instance = Instance::create(&library, config, device, &url)?;
+        let endpoint = config.host.at(instance.rpc_port(&url)?);
+        let watch = PeerWatch::new(suspects);
+        watch.attach(&instance);
+        Ok(Self {
+            instance,
+            _watch: watch,
+            _initialised: initialised,
+            library,
+            endpoint,
+            need_retry: config.need_retry,
+        })
+    }
+
+    /// The file that the library was taken from.
+    pub fn library_path(&self) -> &std::path::Path {
+        self.library.path()
+    }
+}
+
+impl fmt::Debug for SmemBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SmemBackend")
+            .field("library", &self.library.path())
+            .field("endpoint", &self.endpoint)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Turns a vendor code into a `Result` that names the call.
+fn check(call: &'static str, code: i32, context: impl FnOnce() -> String) -> Result<(), Error> {
+    let code = Code(code);
+    if code.is_ok() {
+        return Ok(());
+    }
+    let context = context();
+    Err(Error::Vendor {
+        call,
+        code,
+        context,
+    })
+}
+
+fn set_log_level(library: &Library, config: &Config) {
+    let level = config.log_level.vendor_level();
+    // SAFETY: takes a number only, and is allowed at any time [pub].
+    let code = Code(unsafe { (library.smem_set_log_level)(level) });
+    if !code.is_ok() {
+        warn!(level, %code, "smem_set_log_level failed, the library keeps its own level");
+    }
+}
+
+/// One use of the library's process-wide initialisation.
+///
+/// Several engines in a process are normal, and so are two copies of this
+/// static in one process that meet one library, for Mooncake's Python modules
+/// link it statically. So uses are counted per library, an initialisation that
+/// somebody else made (SM_REPEAT_CALL) is success, and only a copy that made it
+/// takes it back, with its last use.
+struct Initialised {
+    library: Arc<Library>,
+}
+
+/// Uses by the address of `smem_trans_init`, which tells two libraries apart.
+static INITIALISATIONS: Mutex<Vec<Initialisation>> = Mutex::new(Vec::new());
+
+struct Initialisation {
+    library: usize,
+    device: u32,
+    ours: bool,
+    uses: usize,
+}
+
+impl Initialised {
+    fn acquire(library: &Arc<Library>, device: u32) -> Result<Self, Error> {
+        let key = library.smem_trans_init as usize;
+        let mut all = INITIALISATIONS.lock();
+        if let Some(known) = all.iter_mut().find(|known| known.library == key) {
+            known.uses += 1;
+            let first = known.device;
+            drop(all);
+            if first != device {
+                warn!(
+                    device,
+                    first, "the library was initialised for another device in this process"
+                );
+            }
+        } else {
+            // The lock is held across the call so that a second install waits for
+            // the first one's outcome. The library's callback never takes it.
+            // SAFETY: takes numbers only; the lock and the list make it the
+            // first call of this copy.
+            let code = unsafe { (library.smem_trans_init)(device, 0) };
+            if code != abi::SM_REPEAT_CALL {
+                check("smem_trans_init", code, || format!(" (device {device})"))?;
+            }
+            all.push(Initialisation {
+                library: key,
+                device,
+                ours: code == abi::SM_OK,
+                uses: 1,
+            });
+        }
+        Ok(Self {
+            library: Arc::clone(library),
+        })
+    }
+}
+
+impl Drop for Initialised {
+    fn drop(&mut self) {
+        let key = self.library.smem_trans_init as usize;
+        let mut all = INITIALISATIONS.lock();
+        let Some(index) = all.iter().position(|known| known.library == key) else {
+            return;
+        };
+        all[index].uses -= 1;
+        if all[index].uses == 0 && all.swap_remove(index).ours {
+            // SAFETY: takes a number only; every instance of this copy was
+            // destroyed before its `Initialised` was dropped.
+            unsafe { (self.library.smem_trans_uninit)(0) };
+        }
+    }
+}
+
+/// A `smem_trans_t` that is destroyed when dropped.
+struct Instance {
+    library: Arc<Library>,
+    handle: NonNull<c_void>,
+}
+
+// SAFETY: the handle is a token that only the library follows, and the library
+// takes calls on one handle from any thread [pub: 8 threads observed].
+unsafe impl Send for Instance {}
+// SAFETY: as for Send.
+unsafe impl Sync for Instance {}
+
+impl Instance {
+    fn create(
+        library: &Arc<Library>,
+        config: &Config,
+        device: u32,
+        url: &Endpoint,
+    ) -> Result<Self, Error> {
+        let mut vendor = abi::smem_trans_config_t::ZERO;
+        // SAFETY: writes one config through the pointer and keeps nothing.
+        let code = unsafe { (library.smem_trans_config_init)(&raw mut vendor) };
+        check("smem_trans_config_init", code, String::new)?;
+        vendor.role = abi::SMEM_TRANS_BOTH;
+        vendor.deviceId = device;
+        vendor.dataOpType = config.protocol.data_op_type();
+        vendor.url = url.as_c_bytes().map(|byte| byte as c_char);
+        // SAFETY: reads one config, whose url is terminated, during the call.
+        let handle = unsafe { (library.smem_trans_create)(&raw const vendor, 0) };
+        let handle = NonNull::new(handle).ok_or_else(|| Error::CreateFailed {
+            url: url.to_string(),
+            protocol: config.protocol,
+            device,
+        })?;
+        Ok(Self {
+            library: Arc::clone(library),
+            handle,
+        })
+    }
+
+    fn rpc_port(&self, url: &Endpoint) -> Result<u16, Error> {
+        let mut port = 0;
+        // SAFETY: the handle is live; one u16 is written through the pointer.
+        let code =
+            unsafe { (self.library.smem_trans_get_rpc_port)(self.handle.as_ptr(), &raw mut port) };
+        check("smem_trans_get_rpc_port", code, || format!(" (url {url})"))?;
+        if port == 0 {
+            return Err(Error::NoPort {
+                url: url.to_string(),
+            });
+        }
+        Ok(port)
+    }
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        // SAFETY: the handle is live and this is its last use; the transport
+        // drops a backend only when no batch is outstanding (C13).
+        unsafe { (self.library.smem_trans_destroy)(self.handle.as_ptr(), 0) };
+    }
+}
+
+/// Whom a peer-down callback is for.
+///
+/// The library is given a number and not a pointer, for it may call from its own
+/// thread until long after the instance is gone.
+struct PeerWatch {
+    number: usize,
+}
+
+static WATCHES: LazyLock<Mutex<Watches>> = LazyLock::new(Mutex::default);
+
+#[derive(Default)]
+struct Watches {
+    latest: usize,
+    by_number: HashMap<usize, Arc<Suspects>>,
+}
+
+impl PeerWatch {
+    fn new(suspects: Arc<Suspects>) -> Self {
+        let mut watches = WATCHES.lock();
+        watches.latest += 1;
+        let number = watches.latest;
+        watches.by_number.insert(number, suspects);
+        Self { number }
+    }
+
+    fn attach(&self, instance: &Instance) {
+        // SAFETY: the handle is live; the callback is a function of this
+        // program, and `user` is a number that it never follows.
+        let code = Code(unsafe {
+            (instance.library.smem_trans_set_peer_down_callback)(
+                instance.handle.as_ptr(),
+                Some(peer_down),
+                std::ptr::without_provenance_mut(self.number),
+            )
+        });
+        if !code.is_ok() {
+            warn!(
+                %code,
+                "smem_trans_set_peer_down_callback failed, a lost peer is noticed by its transfers alone"
+            );
+        }
+    }
+}
+
+impl Drop for PeerWatch {
+    fn drop(&mut self) {
+        WATCHES.lock().by_number.remove(&self.number);
+    }
+}
+
+/// The library's peer-down callback.
+///
+/// It runs on a thread of the library's, possibly inside a vendor call that this
+/// process is making, so it takes no lock that a vendor call is made under. It
+/// records and logs; it ends no task, for only a result says that memory
+/// accesses have stopped.
+unsafe extern "C" fn peer_down(peer: *const c_char, user: *mut c_void) {
+    // A panic must not unwind into the library; there is nobody to tell.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        let peer = if peer.is_null() {
+            "".into()
+        } else {
+            // SAFETY: the library passes a NUL-terminated name that lives for
+            // the duration of the call [pub].
+            unsafe { CStr::from_ptr(peer) }.to_string_lossy()
+        };
+        let watch = WATCHES.lock().by_number.get(&user.addr()).cloned();
+        if let Some(suspects) = watch {
+            suspects.mark(&peer);
+            warn!(peer = %peer, "peer is down");
+        }
+    }));
+}
+
+impl Backend for SmemBackend {
+    fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn register(&self, regions: &[Region]) -> Result<(), Error> {
+        let handle = self.instance.handle.as_ptr();
+        if let [region] = regions {
+            let address = std::ptr::without_provenance_mut(region.address);
+            // SAFETY: the handle is live; the library notes the range, and the
+            // engine keeps its memory mapped until `deregister`.
+            let code = unsafe {
+                (self.library.smem_trans_register_mem)(handle, address, region.length, 0)
+            };
+            return check("smem_trans_register_mem", code, || {
+                format!(" ({:#x}, {} bytes)", region.address, region.length)
+            });
+        }
+        let mut addresses: Vec<*mut c_void> = regions
+            .iter()
+            .map(|region| std::ptr::without_provenance_mut(region.address))
+            .collect();
+        let mut lengths: Vec<usize> = regions.iter().map(|region| region.length).collect();
+        let count = u32::try_from(regions.len()).map_err(|_| Error::RegionInvalid {
+            address: regions[0].address,
+            length: regions[0].length,
+            reason: format!(
+                "is one of {} in a call, register fewer at once",
+                regions.len()
+            ),
+        })?;
+        // SAFETY: the handle is live; both arrays have `count` entries and live
+        // across the call, which is synchronous; memory as above.
+        let code = unsafe {
+            (self.library.smem_trans_batch_register_mem)(
+                handle,
+                addresses.as_mut_ptr(),
+                lengths.as_mut_ptr(),
+                count,
+                0,
+            )
+        };
+        check("smem_trans_batch_register_mem", code, || {
+            format!(" ({count} ranges)")
+        })
+    }
+
+    fn deregister(&self, address: usize) -> Result<(), Error> {
+        // SAFETY: the handle is live; the address is only compared.
+        let code = unsafe {
+            (self.library.smem_trans_deregister_mem)(
+                self.instance.handle.as_ptr(),
+                std::ptr::without_provenance_mut(address),
+            )
+        };
+        check("smem_trans_deregister_mem", code, || {
+            format!(" ({address:#x})")
+        })
+    }
+
+    fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
+        // More pieces than the ABI can count: refused as the library would.
+        let pieces = u32::try_from(batch.len()).map_err(|_| Code(-2000))?;
+        batch.params.0 = abi::smem_trans_batch_params_t {
+            destUrl: batch.peer.as_c_bytes().as_ptr().cast(),
+            // Addresses of both sides are numbers here and pointers there.
+            srcList: batch.local.as_mut_ptr().cast(),
+            destList: batch.remote.as_mut_ptr().cast(),
+            sizeList: batch.lengths.as_mut_ptr(),
+            batchSize: pieces,
+            opcode: u32::from(batch.opcode.0),
+            stream: std::ptr::null_mut(),
+            flags: 0,
+        };
+        let mut id = 0;
+        // SAFETY:
+        // - the handle is live
+        // - arrays and name belong to `batch`, which the caller keeps in place
+        //   and unchanged until a query answers Done
+        // - memory at the local addresses is the engine's, which frees it only
+        //   after the task is terminal; remote addresses are checked by the
+        //   library
+        let code = Code(unsafe {
+            (self.library.smem_trans_batch_copy)(
+                self.instance.handle.as_ptr(),
+                &raw mut batch.params.0,
+                &raw mut id,
+            )
+        });
+        if code.is_ok() {
+            Ok(BatchId(id))
+        } else {
+            Err(code)
+        }
+    }
+
+    fn query(&self, id: BatchId) -> Query {
+        // A library that leaves the slot unwritten is never read as success.
+        let mut result = Code::UNWRITTEN.0;
+        // SAFETY: the handle is live; one int32 is written through the pointer
+        // during the call.
+        let code = unsafe {
+            (self.library.smem_trans_batch_status_query)(
+                self.instance.handle.as_ptr(),
+                id.0,
+                &raw mut result,
+                0,
+            )
+        };
+        answer(code, result, self.need_retry)
+    }
+}
+
+/// What a query's code and result mean; `need_retry` is configurable, for no
+/// published header has its number.
+fn answer(code: i32, result: i32, need_retry: i32) -> Query {
+    match code {
+        abi::SM_OK => Query::Done(Code(result)),
+        code if code == need_retry => Query::Pending,
+        code => Query::Error(Code(code)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_read_by_code_alone_and_a_result_only_after_success() {
+        assert_eq!(answer(1, 0, 1), Query::Pending);
+        assert_eq!(answer(0, 0, 1), Query::Done(Code::OK));
+        assert_eq!(answer(0, -2012, 1), Query::Done(Code(-2012)));
+        assert_eq!(answer(-2014, 0, 1), Query::Error(Code(-2014)));
+        assert_eq!(answer(2, 0, 1), Query::Error(Code(2)));
+        assert_eq!(answer(1, 0, -2013), Query::Error(Code(1)));
+        assert_eq!(answer(-2013, 0, -2013), Query::Pending);
+    }
+
+    #[test]
+    fn an_unwritten_result_is_never_success() {
+        let Query::Done(result) = answer(0, Code::UNWRITTEN.0, 1) else {
+            panic!("SM_OK is an ending");
+        };
+        assert!(!result.is_ok());
+        assert!(result.to_string().contains("no result written"));
+    }
+}

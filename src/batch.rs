@@ -1,0 +1,516 @@
+//! Tasks, sub-batches and vendor batches: the state machine, without I/O.
+//!
+//! A request of the engine becomes a **task**. Tasks of one call with the same
+//! peer and opcode share a **vendor batch**, the unit that the library executes
+//! and gives one result for. A **sub-batch** is the engine's container of tasks.
+//!
+//! What ends a task is the result of its vendor batch and nothing else, so a
+//! task keeps no status of its own: it names its vendor batch, whose progress is
+//! one atomic word. A poll of a task that is done, or that has not yet seen the
+//! latest "pending", therefore takes no lock.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use crate::backend::{BatchId, CopyBatch, Opcode};
+use crate::endpoint::Endpoint;
+use crate::error::{Code, Error};
+
+/// One transfer that the engine asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Local address.
+    pub source: usize,
+    /// Address in the peer's memory.
+    pub target: usize,
+    /// Bytes; 0 is COMPLETED at once and never reaches the library.
+    pub length: usize,
+    /// Position of the peer in the call's list.
+    pub peer: u32,
+    /// Direction.
+    pub opcode: Opcode,
+}
+
+/// One target of a call, as the engine's metadata describes it.
+///
+/// Two entries with one endpoint are one peer.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer<'a> {
+    /// The segment's name, for messages.
+    pub name: &'a str,
+    /// Its endpoint as published, `ip:port`.
+    pub endpoint: &'a str,
+    /// Why there is no endpoint; empty if there is one.
+    pub problem: &'a str,
+}
+
+/// What a task is told to TENT as; the engine handles no other state well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskState {
+    /// Not done, or not known to be.
+    Pending,
+    /// Every byte was moved.
+    Completed,
+    /// Not moved, or only partly: memory may have been written, and nothing
+    /// rolls back (C3).
+    Failed,
+}
+
+/// Answer to a poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TaskStatus {
+    /// The state.
+    pub state: TaskState,
+    /// Bytes known to be moved: all of them if completed, else 0.
+    pub bytes: u64,
+}
+
+impl TaskStatus {
+    /// PENDING with 0 bytes (C1).
+    pub const PENDING: Self = Self {
+        state: TaskState::Pending,
+        bytes: 0,
+    };
+    /// FAILED with 0 bytes (C3, C6).
+    pub const FAILED: Self = Self {
+        state: TaskState::Failed,
+        bytes: 0,
+    };
+}
+
+/// Progress of a vendor batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// No result yet; the number of "pending" answers so far, modulo 2^32.
+    Outstanding { answers: u32 },
+    /// The result, which never changes again (C4).
+    Done(Code),
+}
+
+const DONE: u64 = 1 << 32;
+
+impl Progress {
+    fn pack(self) -> u64 {
+        match self {
+            Self::Outstanding { answers } => u64::from(answers),
+            Self::Done(code) => DONE | u64::from(code.0.cast_unsigned()),
+        }
+    }
+
+    fn unpack(word: u64) -> Self {
+        let low = word as u32;
+        if word & DONE == 0 {
+            Self::Outstanding { answers: low }
+        } else {
+            Self::Done(Code(low.cast_signed()))
+        }
+    }
+}
+
+/// One vendor batch, with the arrays that the library may read until it is done.
+#[derive(Debug)]
+pub(crate) struct VendorBatch {
+    progress: AtomicU64,
+    /// Place in the transport's list of outstanding batches; guarded by its lock.
+    pub(crate) place: AtomicUsize,
+    /// Whether a wait for this batch ran into its deadline: nothing but an
+    /// explicit quiesce waits for it again.
+    pub(crate) waited_out: AtomicBool,
+    pub(crate) id: BatchId,
+    pub(crate) submitted: Option<Instant>,
+    pub(crate) copy: CopyBatch,
+}
+
+impl Default for VendorBatch {
+    fn default() -> Self {
+        Self {
+            progress: AtomicU64::new(Progress::Outstanding { answers: 0 }.pack()),
+            place: AtomicUsize::new(0),
+            waited_out: AtomicBool::new(false),
+            id: BatchId::default(),
+            submitted: None,
+            copy: CopyBatch::default(),
+        }
+    }
+}
+
+impl VendorBatch {
+    /// A batch that is about to be submitted.
+    pub(crate) fn renew(&mut self) {
+        *self.progress.get_mut() = Progress::Outstanding { answers: 0 }.pack();
+        *self.waited_out.get_mut() = false;
+        self.submitted = None;
+    }
+
+    /// Acquire: whoever sees the result also sees what happened before it.
+    pub(crate) fn progress(&self) -> Progress {
+        Progress::unpack(self.progress.load(Ordering::Acquire))
+    }
+
+    /// Notes one more "pending" answer. Only under the transport's lock.
+    pub(crate) fn answered_pending(&self) {
+        if let Progress::Outstanding { answers } = self.progress() {
+            let answers = answers.wrapping_add(1);
+            self.store(Progress::Outstanding { answers });
+        }
+    }
+
+    /// Notes the result. Only under the transport's lock, and once.
+    pub(crate) fn finish(&self, result: Code) {
+        self.store(Progress::Done(result));
+    }
+
+    /// Notes that the backend did not take the batch: no code makes that a
+    /// success.
+    pub(crate) fn refuse(&self, code: Code) {
+        self.finish(if code.is_ok() { Code::UNWRITTEN } else { code });
+    }
+
+    fn store(&self, progress: Progress) {
+        self.progress.store(progress.pack(), Ordering::Release);
+    }
+
+    /// Number of tasks.
+    pub(crate) fn tasks(&self) -> usize {
+        self.copy.len()
+    }
+}
+
+/// [`Task::batch`] of a task that was done at submission: empty, so COMPLETED.
+const EMPTY: u32 = u32::MAX;
+/// [`Task::batch`] of a task that no vendor batch could take: FAILED.
+const REFUSED: u32 = u32::MAX - 1;
+/// The most tasks that a sub-batch can hold, whatever was asked for: its memory
+/// is there from the start, 32 bytes for each.
+pub(crate) const MAX_TASKS: usize = 1 << 24;
+
+/// One task, 16 bytes.
+#[derive(Debug, Default)]
+struct Task {
+    length: AtomicU64,
+    /// Position of its vendor batch in the sub-batch, or one of the above.
+    batch: AtomicU32,
+    /// The number of "pending" answers of its vendor batch when it was last
+    /// polled.
+    seen: AtomicU32,
+}
+
+/// TENT's container of tasks, of fixed capacity.
+///
+/// Tasks are appended in the order of their requests, all of a call or none, and
+/// are visible to polls from the moment at which the whole call was submitted.
+/// Any number of threads may poll while one submits.
+#[derive(Debug)]
+pub struct SubBatch {
+    owner: u64,
+    capacity: usize,
+    table: Table,
+}
+
+/// A sub-batch's storage, recycled between sub-batches: slots past the lengths
+/// are never read, so they need not be cleared.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    tasks: Box<[Task]>,
+    /// Tasks that polls may read; stored last, with Release.
+    length: AtomicUsize,
+    /// One entry for each vendor batch, at most one a task.
+    batches: Box<[OnceLock<Arc<VendorBatch>>]>,
+    batch_count: AtomicUsize,
+}
+
+impl Table {
+    pub(crate) fn with_room_for(tasks: usize) -> Self {
+        Self {
+            tasks: std::iter::repeat_with(Task::default).take(tasks).collect(),
+            length: AtomicUsize::new(0),
+            batches: std::iter::repeat_with(OnceLock::new).take(tasks).collect(),
+            batch_count: AtomicUsize::new(0),
+        }
+    }
+
+    /// Number of tasks that it has room for.
+    pub(crate) fn room(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Forgets every task and gives up the vendor batches.
+    pub(crate) fn clear(&mut self) -> impl Iterator<Item = Arc<VendorBatch>> {
+        *self.length.get_mut() = 0;
+        let count = std::mem::take(self.batch_count.get_mut());
+        self.batches[..count].iter_mut().filter_map(OnceLock::take)
+    }
+}
+
+/// What a task's own memory says about it.
+pub(crate) enum Peek<'a> {
+    /// The answer to the poll.
+    Answer(TaskStatus),
+    /// The vendor must be asked first, unless another poll did so since the batch
+    /// had this many answers.
+    Ask {
+        batch: &'a Arc<VendorBatch>,
+        answers: u32,
+    },
+}
+
+impl SubBatch {
+    pub(crate) fn new(owner: u64, capacity: usize, table: Table) -> Self {
+        Self {
+            owner,
+            capacity: capacity.min(table.room()),
+            table,
+        }
+    }
+
+    pub(crate) fn into_table(self) -> Table {
+        self.table
+    }
+
+    pub(crate) fn owner(&self) -> u64 {
+        self.owner
+    }
+
+    /// The most tasks that it can hold.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Tasks that it holds.
+    pub fn len(&self) -> usize {
+        self.table.length.load(Ordering::Acquire)
+    }
+
+    /// Whether it holds no task.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What is known about `task` without asking the vendor. A number past the
+    /// end is FAILED: the engine asks for one after a failed failover.
+    ///
+    /// `task` counts as polled: it has seen the batch's latest answer.
+    pub(crate) fn peek(&self, task: usize) -> Peek<'_> {
+        if task >= self.len() {
+            return Peek::Answer(TaskStatus::FAILED);
+        }
+        let task = &self.table.tasks[task];
+        let batch = match task.batch.load(Ordering::Relaxed) {
+            EMPTY => {
+                return Peek::Answer(TaskStatus {
+                    state: TaskState::Completed,
+                    bytes: 0,
+                });
+            }
+            REFUSED => return Peek::Answer(TaskStatus::FAILED),
+            index => self
+                .table
+                .batches
+                .get(index as usize)
+                .and_then(OnceLock::get),
+        };
+        let Some(batch) = batch else {
+            return Peek::Answer(TaskStatus::FAILED);
+        };
+        match batch.progress() {
+            Progress::Done(code) if code.is_ok() => Peek::Answer(TaskStatus {
+                state: TaskState::Completed,
+                bytes: task.length.load(Ordering::Relaxed),
+            }),
+            Progress::Done(_) => Peek::Answer(TaskStatus::FAILED),
+            Progress::Outstanding { answers } => {
+                if task.seen.swap(answers, Ordering::Relaxed) == answers {
+                    Peek::Ask { batch, answers }
+                } else {
+                    Peek::Answer(TaskStatus::PENDING)
+                }
+            }
+        }
+    }
+}
+
+/// A call being split into vendor batches (C8); kept between calls for its room.
+#[derive(Debug, Default)]
+pub(crate) struct Grouping {
+    /// For each peer of the call, its endpoint if it has a usable one.
+    endpoints: Vec<Option<Endpoint>>,
+    /// For each peer, READ then WRITE: position in `groups`.
+    group_of: Vec<[Group; 2]>,
+    /// In order of their first request; none is empty.
+    pub(crate) groups: Vec<CopyBatch>,
+    /// The first request that no library could execute, with its position.
+    pub(crate) unaddressable: Option<(usize, Request)>,
+    spare: Vec<CopyBatch>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Group {
+    None,
+    At(u32),
+    Unreachable,
+}
+
+/// A peer whose tasks are FAILED at submission, and why.
+#[derive(Debug)]
+pub(crate) struct Unreachable {
+    pub(crate) name: String,
+    pub(crate) problem: String,
+}
+
+impl Grouping {
+    /// Takes the call's peers in. Those that cannot be reached are returned, for
+    /// the log.
+    pub(crate) fn begin<'a>(&mut self, peers: impl Iterator<Item = Peer<'a>>) -> Vec<Unreachable> {
+        let mut unreachable = Vec::new();
+        self.endpoints.clear();
+        self.group_of.clear();
+        self.unaddressable = None;
+        self.spare.append(&mut self.groups);
+        for peer in peers {
+            let endpoint = if peer.problem.is_empty() {
+                Endpoint::parse(peer.endpoint)
+                    .map_err(|problem| format!("memfabric_unique_id '{}' {problem}", peer.endpoint))
+            } else {
+                Err(peer.problem.to_owned())
+            };
+            match endpoint {
+                Ok(endpoint) => {
+                    self.endpoints.push(Some(endpoint));
+                    self.group_of.push([Group::None; 2]);
+                }
+                Err(problem) => {
+                    unreachable.push(Unreachable {
+                        name: peer.name.to_owned(),
+                        problem,
+                    });
+                    self.endpoints.push(None);
+                    self.group_of.push([Group::Unreachable; 2]);
+                }
+            }
+        }
+        unreachable
+    }
+
+    /// Appends the call's tasks behind the tasks that `sub_batch` has, not yet
+    /// visible, and its pieces to `groups`. Only under the transport's lock.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OverCapacity`], [`Error::PeerOutOfRange`],
+    /// [`Error::OpcodeUnknown`]; nothing that a poll can see has changed then.
+    pub(crate) fn fill(
+        &mut self,
+        sub_batch: &SubBatch,
+        requests: impl ExactSizeIterator<Item = Request>,
+    ) -> Result<(), Error> {
+        let first_task = sub_batch.len();
+        let first_batch = sub_batch.table.batch_count.load(Ordering::Relaxed) as u32;
+        let room = sub_batch.capacity - first_task;
+        if requests.len() > room {
+            return Err(Error::OverCapacity {
+                asked: requests.len(),
+                allowed: room,
+                capacity: sub_batch.capacity,
+            });
+        }
+        let tasks = &sub_batch.table.tasks[first_task..];
+        for (index, (request, task)) in requests.zip(tasks).enumerate() {
+            let group = self.known_group(index, &request)?;
+            let batch = if request.length == 0 {
+                EMPTY
+            } else if !request.is_addressable() {
+                self.unaddressable.get_or_insert((index, request));
+                REFUSED
+            } else {
+                self.add(group, &request)
+                    .map_or(REFUSED, |group| first_batch + group)
+            };
+            task.length.store(request.length as u64, Ordering::Relaxed);
+            task.batch.store(batch, Ordering::Relaxed);
+            task.seen.store(0, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The group of a request's peer and direction, if it has one already.
+    fn known_group(&self, index: usize, request: &Request) -> Result<Group, Error> {
+        let groups = self
+            .group_of
+            .get(request.peer as usize)
+            .ok_or(Error::PeerOutOfRange {
+                request: index,
+                peer: request.peer,
+                peers: self.group_of.len(),
+            })?;
+        let group = groups.get(usize::from(request.opcode.0));
+        group.copied().ok_or(Error::OpcodeUnknown {
+            request: index,
+            opcode: request.opcode.0,
+        })
+    }
+
+    /// Adds a request's piece to its group; None if its peer is unreachable.
+    fn add(&mut self, known: Group, request: &Request) -> Option<u32> {
+        let group = match known {
+            Group::None => self.new_group(request),
+            known => known,
+        };
+        let Group::At(position) = group else {
+            return None;
+        };
+        self.groups[position as usize].push(request.source, request.target, request.length);
+        Some(position)
+    }
+
+    /// The first request of a peer and direction: joins the group of an earlier
+    /// entry with the same endpoint, or begins one.
+    #[cold]
+    fn new_group(&mut self, request: &Request) -> Group {
+        let (peer, opcode) = (request.peer as usize, request.opcode);
+        let Some(endpoint) = self.endpoints[peer] else {
+            return Group::Unreachable;
+        };
+        let same = self
+            .groups
+            .iter()
+            .position(|batch| batch.opcode() == opcode && *batch.peer() == endpoint);
+        let position = same.unwrap_or_else(|| {
+            let mut batch = self.spare.pop().unwrap_or_default();
+            batch.reset(endpoint, opcode);
+            self.groups.push(batch);
+            self.groups.len() - 1
+        });
+        let group = Group::At(position as u32);
+        self.group_of[peer][usize::from(opcode.0)] = group;
+        group
+    }
+}
+
+impl Request {
+    /// Neither side is null or wraps: a library may refuse a whole batch for one
+    /// such piece.
+    fn is_addressable(&self) -> bool {
+        self.source != 0
+            && self.target != 0
+            && self.source.checked_add(self.length).is_some()
+            && self.target.checked_add(self.length).is_some()
+    }
+}
+
+impl SubBatch {
+    /// Makes the tasks that [`Grouping::fill`] wrote visible, with the vendor
+    /// batches of the call's groups in their order. Only under the transport's
+    /// lock.
+    pub(crate) fn publish(&self, tasks: usize, batches: impl Iterator<Item = Arc<VendorBatch>>) {
+        let count = &self.table.batch_count;
+        for batch in batches {
+            let index = count.load(Ordering::Relaxed);
+            // Empty: slots past the count were taken out by `clear`.
+            let _ = self.table.batches[index].set(batch);
+            count.store(index + 1, Ordering::Relaxed);
+        }
+        let length = self.len() + tasks;
+        self.table.length.store(length, Ordering::Release);
+    }
+}

@@ -1,0 +1,322 @@
+//! What can go wrong, and which TENT status each case is.
+
+use std::fmt;
+
+use crate::abi;
+use crate::config::Protocol;
+
+/// A code of the vendor library; prints as name and number.
+///
+/// Unknown codes keep their number instead of being flattened into one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Code(pub i32);
+
+impl Code {
+    /// Success.
+    pub const OK: Self = Self(abi::SM_OK);
+    /// What a result slot holds before the library writes to it. No code of
+    /// the library, so a result that was never written names itself.
+    pub const UNWRITTEN: Self = Self(i32::MIN);
+
+    /// Whether this is success.
+    pub fn is_ok(self) -> bool {
+        self == Self::OK
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::UNWRITTEN {
+            return f.write_str("no result written by the library");
+        }
+        match abi::CODES.iter().find(|(number, _)| *number == self.0) {
+            Some((number, name)) => write!(f, "{name} ({number})"),
+            None => write!(f, "unknown code ({})", self.0),
+        }
+    }
+}
+
+/// TENT's status codes, as far as this transport answers them
+/// (`tent/common/status.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Status {
+    /// Success.
+    Ok = 0,
+    /// Configuration, an argument or a sub-batch is unusable.
+    InvalidArgument = 1,
+    /// The sub-batch is too small for the call.
+    TooManyRequests = 2,
+    /// The library, one of its symbols or the device's fabric is not there.
+    DeviceNotFound = 4,
+    /// A vendor call failed, or the transport is in no state for the call.
+    InternalError = 199,
+}
+
+/// Every error of the core.
+///
+/// A failed transfer is none of these: it is a task that polls FAILED, so that
+/// TENT can fail it over.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No protocol was configured.
+    #[error(
+        "MF_PROTOCOL must be set (environment, or transports/memfabric/protocol): one of {}",
+        Protocol::names()
+    )]
+    ProtocolUnset,
+    /// The configured protocol is none of the five.
+    #[error("{key} is '{value}', must be one of {}", Protocol::names())]
+    ProtocolUnknown {
+        /// Where the value came from.
+        key: &'static str,
+        /// The value.
+        value: String,
+    },
+    /// A TENT key has a value that cannot be used.
+    #[error("{key} is {value}, must be {accepted}")]
+    SettingInvalid {
+        /// The key.
+        key: &'static str,
+        /// The value.
+        value: String,
+        /// What would be accepted.
+        accepted: &'static str,
+    },
+    /// The local address is not one that peers could connect to.
+    #[error("local address '{address}' ({origin}): {reason}")]
+    AddressInvalid {
+        /// The address.
+        address: String,
+        /// Where it came from.
+        origin: &'static str,
+        /// What is wrong, and what would be accepted.
+        reason: String,
+    },
+    /// The library could not be opened.
+    #[error(
+        "{library} unavailable: {linker}; put its folder, with the libraries it needs, into LD_LIBRARY_PATH before the process starts"
+    )]
+    LibraryUnavailable {
+        /// Name or path that was opened.
+        library: String,
+        /// The dynamic linker's own words.
+        linker: String,
+    },
+    /// The library lacks symbols.
+    #[error(
+        "{library} is incompatible{}: missing {}",
+        revision(*.abi_version),
+        .missing.join(", ")
+    )]
+    SymbolsMissing {
+        /// Name or path that was opened.
+        library: String,
+        /// Every symbol of the 13 that is missing.
+        missing: Vec<&'static str>,
+        /// What `smem_get_abi_version` said, if it is there.
+        abi_version: Option<u32>,
+    },
+    /// `libascendcl.so` is not usable, and the protocol needs a device.
+    #[error(
+        "libascendcl.so unavailable: {linker}; {protocol} needs the current Ascend device, so source CANN's set_env.sh before the process starts, or use host_rdma"
+    )]
+    AscendUnavailable {
+        /// The protocol.
+        protocol: Protocol,
+        /// The dynamic linker's own words.
+        linker: String,
+    },
+    /// The calling thread has no usable current device.
+    #[error(
+        "aclrtGetDevice answered code {code}, device {device}: call aclrtSetDevice on the thread that installs the transport"
+    )]
+    NoCurrentDevice {
+        /// ACL's code, 0 if the device number itself is unusable.
+        code: i32,
+        /// The device number as answered.
+        device: i32,
+    },
+    /// A vendor call failed.
+    #[error("{call} failed: {code}{context}")]
+    Vendor {
+        /// The function.
+        call: &'static str,
+        /// Its code.
+        code: Code,
+        /// Arguments that matter, empty or beginning with a blank.
+        context: String,
+    },
+    /// `smem_trans_create` returned NULL.
+    #[error("smem_trans_create returned NULL for url {url} (protocol {protocol}, device {device})")]
+    CreateFailed {
+        /// The url.
+        url: String,
+        /// The protocol.
+        protocol: Protocol,
+        /// The device.
+        device: u32,
+    },
+    /// The library listens on no port.
+    #[error("smem_trans_get_rpc_port answered port 0 for url {url}: the library does not listen")]
+    NoPort {
+        /// The url.
+        url: String,
+    },
+    /// A call needs an installed transport.
+    #[error("the memfabric transport is not installed: call install first")]
+    NotInstalled,
+    /// A second install.
+    #[error("the memfabric transport is already installed on {endpoint}: uninstall it first")]
+    AlreadyInstalled {
+        /// Its endpoint.
+        endpoint: String,
+    },
+    /// A submission after quiesce began (C9).
+    #[error("the memfabric transport is quiesced: it takes no more submissions")]
+    Quiesced,
+    /// The sub-batch was allocated by another transport, or is null.
+    #[error("the sub-batch is not one of this transport: allocate it here")]
+    ForeignSubBatch,
+    /// A task number below zero.
+    #[error("task number {task} is negative: tasks are numbered from 0")]
+    NegativeTask {
+        /// The number.
+        task: i32,
+    },
+    /// A request names a peer that the call does not list.
+    #[error("request {request} names peer {peer}, the call lists {peers}")]
+    PeerOutOfRange {
+        /// Position in the call.
+        request: usize,
+        /// The number given.
+        peer: u32,
+        /// How many the call lists.
+        peers: usize,
+    },
+    /// A request has neither of the two opcodes.
+    #[error("request {request} has opcode {opcode}, must be 0 (READ) or 1 (WRITE)")]
+    OpcodeUnknown {
+        /// Position in the call.
+        request: usize,
+        /// The number given.
+        opcode: u8,
+    },
+    /// More requests than the sub-batch has room for.
+    #[error("{asked} requests do not fit: the sub-batch has room for {allowed} of {capacity}")]
+    OverCapacity {
+        /// Requests in the call.
+        asked: usize,
+        /// Free places.
+        allowed: usize,
+        /// All places.
+        capacity: usize,
+    },
+    /// A range that cannot be registered.
+    #[error("memory range {address:#x} of {length} bytes: {reason}")]
+    RegionInvalid {
+        /// Its first byte.
+        address: usize,
+        /// Its bytes.
+        length: usize,
+        /// What is wrong, and the mend.
+        reason: String,
+    },
+    /// A range is still used by outstanding batches.
+    #[error(
+        "memory range {address:#x} of {length} bytes stays registered: {batches} outstanding vendor batches still use it after {waited_ms} ms; do not free it"
+    )]
+    RegionBusy {
+        /// Its first byte.
+        address: usize,
+        /// Its bytes.
+        length: usize,
+        /// Batches that use it.
+        batches: usize,
+        /// How long they were waited for.
+        waited_ms: u128,
+    },
+    /// A query was answered by neither "pending" nor a result (C5).
+    #[error("query of vendor batch {batch} (peer {peer}) failed: {code}; its tasks stay pending")]
+    QueryFailed {
+        /// The vendor's batch id.
+        batch: u64,
+        /// The peer's endpoint.
+        peer: String,
+        /// The answer.
+        code: Code,
+    },
+    /// Quiesce ended with work outstanding (C11).
+    #[error(
+        "quiesce timed out after {waited_ms} ms: {batches} vendor batches with {tasks} tasks are outstanding{}; their memory must not be freed",
+        query_answer(*.last_error)
+    )]
+    QuiesceTimeout {
+        /// Vendor batches without a result.
+        batches: usize,
+        /// Their tasks.
+        tasks: usize,
+        /// How long they were waited for.
+        waited_ms: u128,
+        /// The last query error, if any.
+        last_error: Option<Code>,
+    },
+    /// A panic was caught at the boundary.
+    #[error("{method} panicked: {message}; this is a bug, the transport stays usable")]
+    Panicked {
+        /// The method.
+        method: &'static str,
+        /// The panic's message.
+        message: String,
+    },
+}
+
+impl Error {
+    /// The TENT status of each case; nothing else anywhere picks one.
+    pub fn status(&self) -> Status {
+        match self {
+            Self::ProtocolUnset
+            | Self::ProtocolUnknown { .. }
+            | Self::SettingInvalid { .. }
+            | Self::AddressInvalid { .. }
+            | Self::AlreadyInstalled { .. }
+            | Self::ForeignSubBatch
+            | Self::NegativeTask { .. }
+            | Self::PeerOutOfRange { .. }
+            | Self::OpcodeUnknown { .. }
+            | Self::RegionInvalid { .. } => Status::InvalidArgument,
+            Self::OverCapacity { .. } => Status::TooManyRequests,
+            Self::LibraryUnavailable { .. }
+            | Self::SymbolsMissing { .. }
+            | Self::AscendUnavailable { .. }
+            | Self::CreateFailed { .. } => Status::DeviceNotFound,
+            Self::NoCurrentDevice { .. }
+            | Self::Vendor { .. }
+            | Self::NoPort { .. }
+            | Self::NotInstalled
+            | Self::Quiesced
+            | Self::RegionBusy { .. }
+            | Self::QueryFailed { .. }
+            | Self::QuiesceTimeout { .. }
+            | Self::Panicked { .. } => Status::InternalError,
+        }
+    }
+}
+
+fn revision(abi_version: Option<u32>) -> String {
+    match abi_version {
+        Some(version) => format!(
+            ", an older, incompatible revision (ABI version {}.{})",
+            version >> 16,
+            version & 0xffff
+        ),
+        None => ", an older, incompatible revision of MemFabric".to_owned(),
+    }
+}
+
+fn query_answer(code: Option<Code>) -> String {
+    code.map_or_else(String::new, |code| {
+        format!(", the last query answered {code}")
+    })
+}
