@@ -46,7 +46,7 @@ pub enum When {
     Always,
     /// To those that have the file.
     FileExists,
-    /// To those whose file has this text.
+    /// To those that have the file, with this text in it.
     FileHas(&'static str),
 }
 

@@ -122,11 +122,12 @@ struct Anchor<'a>(&'a str, &'a [usize]);
 impl Display for Anchor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(anchor, lines) = self;
-        let anchor = anchor.trim();
+        let anchor = anchor.trim().replace('\n', "\\n");
         if lines.is_empty() {
-            write!(f, "no {anchor:?}")
+            write!(f, "no `{anchor}`")
         } else {
-            write!(f, "{anchor:?} more than once, on lines {}", Listed(lines))
+            let lines = Listed(lines);
+            write!(f, "`{anchor}` more than once, on lines {lines}")
         }
     }
 }

@@ -57,7 +57,7 @@ impl Survey {
                     Ok(Some(text)) => {
                         files.insert(edit.file, text);
                     }
-                    Ok(None) if edit.when == When::FileExists => {
+                    Ok(None) if edit.when != When::Always => {
                         states.push(State::NotHere);
                         continue;
                     }
@@ -334,7 +334,35 @@ fn enumerator(types: &str) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::edits::MARK;
     use super::*;
+
+    #[test]
+    fn every_edit_can_be_told_from_all_else_and_taken_out_to_the_byte() {
+        for (index, edit) in EDITS.iter().enumerate() {
+            let name = edit.name;
+            assert!(edit.text.contains(MARK), "{name} has no mark");
+            assert!(!edit.reason.is_empty(), "{name} has no reason");
+            assert_eq!(
+                edit.anchor.is_empty(),
+                edit.place == Place::End,
+                "{name} needs an anchor unless it goes to the end"
+            );
+            if edit.place == Place::Instead {
+                // Which line ending it had could not be told afterwards.
+                assert!(!edit.anchor.contains('\n'), "{name} replaces a line's end");
+            }
+            for other in &EDITS[index + 1..] {
+                assert_ne!(name, other.name);
+                assert!(
+                    edit.file != other.file
+                        || !(edit.text.contains(other.text) || other.text.contains(edit.text)),
+                    "{name} and {} cannot be told apart",
+                    other.name
+                );
+            }
+        }
+    }
 
     #[test]
     fn the_integer_is_the_position_behind_the_last_enumerator() {
