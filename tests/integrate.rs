@@ -689,6 +689,48 @@ fn a_half_integrated_checkout_says_which_half_and_can_be_reverted() {
 }
 
 #[test]
+fn half_of_a_files_edits_can_be_reverted_too() {
+    let checkout = Checkout::new(VALIDATED);
+    let before = checkout.snapshot();
+    // The edits of which one can be taken out by hand, leaving no trace.
+    let simple = EDITS
+        .iter()
+        .filter(|edit| edit.place != Place::Instead && !edit.text.contains('{'));
+    for edit in simple {
+        checkout.integrate().succeeds();
+        let text = checkout.read(edit.file);
+        assert_eq!(text.matches(edit.text).count(), 1, "{}", edit.name);
+        checkout.write(edit.file, &text.replace(edit.text, ""));
+        assert_eq!(checkout.check(), 3, "{}", edit.name);
+        checkout.run(&["--revert"]).succeeds();
+        assert!(checkout.snapshot() == before, "{}", edit.name);
+    }
+}
+
+#[test]
+fn an_edit_that_is_in_twice_is_named() {
+    let checkout = Checkout::new(PINNED);
+    checkout.integrate().succeeds();
+    let types = checkout.read(TYPES);
+    let twice =
+        "        case MEMFABRIC:  // memfabric integrate\n            return \"memfabric\";\n";
+    checkout.write(TYPES, &types.replace(twice, &twice.repeat(2)));
+    let before = checkout.snapshot();
+    let run = checkout.run(&["--check"]);
+    assert_eq!(run.status, 3, "{}", run.out);
+    assert!(
+        run.out.contains("type-name is in more than once"),
+        "{}",
+        run.out
+    );
+    checkout
+        .integrate()
+        .refused(&["type-name is in more than once"]);
+    checkout.run(&["--revert"]).refused(&["types.h:"]);
+    assert!(checkout.snapshot() == before);
+}
+
+#[test]
 fn an_edit_that_somebody_changed_is_not_taken_out() {
     let checkout = Checkout::new(PINNED);
     checkout.integrate().succeeds();

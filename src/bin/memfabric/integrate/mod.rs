@@ -160,18 +160,18 @@ fn act(args: &Args) -> Result<u8, Problem> {
     let tree = Tree::open(&args.mooncake)?;
     let survey = Survey::take(&tree);
     let report = if args.check {
-        return check(&tree, survey);
+        return check(&tree, &survey);
     } else if args.revert {
         revert(&tree, &survey)?
     } else {
-        integrate(&tree, survey, args)?
+        integrate(&tree, &survey, args)?
     };
     print(&report)?;
     Ok(0)
 }
 
 /// Puts the edits in, or shows what that would change.
-fn integrate(tree: &Tree, survey: Survey, args: &Args) -> Result<String, Problem> {
+fn integrate(tree: &Tree, survey: &Survey, args: &Args) -> Result<String, Problem> {
     let root = tree.root().display();
     let present = survey.present();
     let missing = survey.missing();
@@ -179,10 +179,10 @@ fn integrate(tree: &Tree, survey: Survey, args: &Args) -> Result<String, Problem
         if !missing.is_empty() {
             return Err(Problem::Refused(format!(
                 "{root} is partly integrated\n{}\ntake out what is in with --revert, then integrate again",
-                parts(&present, &missing)
+                parts(survey)
             )));
         }
-        stale(&survey)?;
+        stale(survey)?;
         let there = survey.filled("sources").unwrap_or_default();
         if args.source.is_some() {
             let asked = source_in_cmake(tree, args)?;
@@ -198,15 +198,7 @@ fn integrate(tree: &Tree, survey: Survey, args: &Args) -> Result<String, Problem
             format!("{root} is integrated already, with the sources in {there}\n")
         });
     }
-    if let Some(directory) = survey::has_another(tree, is_this_transport) {
-        return Err(another(tree, directory));
-    }
-    if let Some(Mention { file, line }) = survey.mentions().first() {
-        return Err(another(tree, &format!("{file}:{line}")));
-    }
-    if survey.is_odd() {
-        return Err(not_as_known(tree, survey.problems()));
-    }
+    ready(tree, survey)?;
     let words = Words {
         source: source_in_cmake(tree, args)?,
         value: survey.value()?,
@@ -253,33 +245,22 @@ fn revert(tree: &Tree, survey: &Survey) -> Result<String, Problem> {
 }
 
 /// Says which state the checkout is in.
-fn check(tree: &Tree, survey: Survey) -> Result<u8, Problem> {
+fn check(tree: &Tree, survey: &Survey) -> Result<u8, Problem> {
     let root = tree.root().display();
     let present = survey.present();
     let missing = survey.missing();
     if present.is_empty() {
         print(&format!("not integrated: {root}\n"))?;
-        if let Some(directory) = survey::has_another(tree, is_this_transport) {
-            eprintln!("memfabric integrate: {}", another(tree, directory));
-        } else if let Some(Mention { file, line }) = survey.mentions().first() {
-            eprintln!(
-                "memfabric integrate: {}",
-                another(tree, &format!("{file}:{line}"))
-            );
-        } else if survey.is_odd() {
-            let problem = not_as_known(tree, survey.problems());
+        if let Err(problem) = ready(tree, survey) {
             eprintln!("memfabric integrate: {problem}");
         }
         return Ok(1);
     }
     if !missing.is_empty() {
-        print(&format!(
-            "partly integrated: {root}\n{}\n",
-            parts(&present, &missing)
-        ))?;
+        print(&format!("partly integrated: {root}\n{}\n", parts(survey)))?;
         return Ok(3);
     }
-    if let Err(problem) = stale(&survey) {
+    if let Err(problem) = stale(survey) {
         print(&format!("partly integrated: {root}\n{problem}\n"))?;
         return Ok(3);
     }
@@ -288,33 +269,48 @@ fn check(tree: &Tree, survey: Survey) -> Result<u8, Problem> {
     Ok(0)
 }
 
-fn another(tree: &Tree, place: &str) -> Problem {
-    Problem::Refused(format!(
-        "{} already has a MEMFABRIC of its own: {place}; no file was changed",
-        tree.root().display()
-    ))
-}
-
-fn not_as_known(tree: &Tree, problems: Vec<Problem>) -> Problem {
-    let list: String = problems
-        .iter()
-        .map(|problem| format!("  {problem}\n"))
-        .collect();
-    Problem::Refused(format!(
-        "{} differs from what is known; no file was changed\n{list}the oldest supported Mooncake is {OLDEST}",
-        tree.root().display()
-    ))
+/// Errors if a checkout that has none of the edits cannot take them.
+fn ready(tree: &Tree, survey: &Survey) -> Result<(), Problem> {
+    let root = tree.root().display();
+    let another = survey::has_another(tree, is_this_transport)
+        .map(str::to_owned)
+        .or_else(|| {
+            let Mention { file, line } = survey.mentions().into_iter().next()?;
+            Some(format!("{file}:{line}"))
+        });
+    if let Some(place) = another {
+        return Err(Problem::Refused(format!(
+            "{root} already has a MEMFABRIC of its own: {place}; no file was changed"
+        )));
+    }
+    let problems = survey.problems();
+    if !problems.is_empty() {
+        return Err(Problem::Refused(format!(
+            "{root} differs from what is known; no file was changed\n  {}\nthe oldest supported Mooncake is {OLDEST}",
+            problems.join("\n  ")
+        )));
+    }
+    Ok(())
 }
 
 /// Which edits are in and which are not.
-fn parts(present: &[&Edit], missing: &[&Edit]) -> String {
+fn parts(survey: &Survey) -> String {
     let list = |edits: &[&Edit]| -> String {
         edits
             .iter()
             .map(|edit| format!("\n    {}: {} ({})", edit.name, edit.reason, edit.file))
             .collect()
     };
-    format!("  in:{}\n  not in:{}", list(present), list(missing))
+    let mut parts = format!(
+        "  in:{}\n  not in:{}",
+        list(&survey.present()),
+        list(&survey.missing())
+    );
+    let problems = survey.problems();
+    if !problems.is_empty() {
+        parts += &format!("\n  not as known:\n    {}", problems.join("\n    "));
+    }
+    parts
 }
 
 /// Errors if the integer that C sees is not the enumerator's.

@@ -96,25 +96,17 @@ impl Survey {
             .collect()
     }
 
-    /// Whether anything is not as known.
-    pub fn is_odd(&self) -> bool {
-        self.states
-            .iter()
-            .any(|state| matches!(state, State::Odd(_)))
-    }
-
     /// What is not as known, in the order of the edits, each thing once.
-    pub fn problems(self) -> Vec<Problem> {
-        let mut problems: Vec<Problem> = Vec::new();
-        for state in self.states {
-            if let State::Odd(problem) = state
-                && problems
-                    .last()
-                    .is_none_or(|last| last.to_string() != problem.to_string())
-            {
-                problems.push(problem);
-            }
-        }
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems: Vec<String> = self
+            .states
+            .iter()
+            .filter_map(|state| match state {
+                State::Odd(problem) => Some(problem.to_string()),
+                _ => None,
+            })
+            .collect();
+        problems.dedup();
         problems
     }
 
