@@ -1022,7 +1022,10 @@ fn a_read_only_checkout_stays_as_it_was() {
     let place = checkout.root.parent().expect("has one");
     fs::set_permissions(place, fs::Permissions::from_mode(0o755)).expect("sets");
     let reachable = place.join("memfabric");
-    fs::copy(env!("CARGO_BIN_EXE_memfabric"), &reachable).expect("copies");
+    // By another process: were this one to write the file, a process started
+    // meanwhile by another test could hold it open, and it could not be run.
+    let mut copy = Command::new("cp");
+    Run::of(copy.arg(env!("CARGO_BIN_EXE_memfabric")).arg(&reachable)).succeeds();
     let mut command = Command::new(&reachable);
     command
         .arg("integrate")
