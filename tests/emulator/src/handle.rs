@@ -211,6 +211,13 @@ impl Handle {
         if batch.plan.lose_peer {
             self.lose(&batch.request.url);
         }
+        // The service thread ends the batches that it finds queued; this one may
+        // have come after that.
+        if let Some(peer) = &batch.request.peer
+            && !peer.alive()
+        {
+            self.lane.lock().fail(peer, SM_NOT_CONNECTED);
+        }
         self.work.notify_one();
         Ok(batch.id)
     }

@@ -21,7 +21,7 @@ pub(crate) struct Service {
     handle: Arc<Handle>,
     listener: TcpListener,
     incoming: Vec<Incoming>,
-    /// Instances whose end has been told.
+    /// Instances whose end has been told, and that have not come back since.
     ended: HashSet<u64>,
 }
 
@@ -73,12 +73,22 @@ impl Service {
             }
             self.handle.waker.drain();
 
+            for peer in outgoing.iter().filter(|peer| peer.alive()) {
+                self.ended.remove(&peer.instance);
+            }
             let mut ready = fds.iter().map(|fd| fd.revents != 0).skip(2);
             let mut gone = Vec::new();
             self.incoming.retain_mut(|incoming| {
+                let known = incoming.hello;
                 let stays = !ready.next().unwrap_or(false) || incoming.advance();
-                if !stays && let Some(hello) = incoming.hello {
-                    gone.push((hello.instance, incoming.name(hello)));
+                match (known, incoming.hello) {
+                    (None, Some(hello)) => {
+                        self.ended.remove(&hello.instance);
+                    }
+                    (Some(hello), _) if !stays => {
+                        gone.push((hello.instance, incoming.name(hello)));
+                    }
+                    _ => {}
                 }
                 stays
             });

@@ -384,6 +384,8 @@ pub struct PeerProcess {
 /// The length of a peer's pool; all its bytes are [`POOL_FILL`] at first.
 pub const POOL: usize = 1 << 20;
 pub const POOL_FILL: u8 = 0x11;
+/// The environment variable with another length.
+pub const POOL_VARIABLE: &str = "PEER_POOL";
 
 impl PeerProcess {
     /// Starts one. The test program must have an ignored test `peer_process`
@@ -436,6 +438,12 @@ impl PeerProcess {
         (0..length).map(digit).collect()
     }
 
+    /// Sends a signal, such as SIGSTOP.
+    pub fn signal(&self, signal: c_int) {
+        // SAFETY: plain numbers; the child has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as _, signal) }, 0);
+    }
+
     pub fn kill(&mut self) {
         self.child.kill().expect("the peer can be killed");
     }
@@ -452,8 +460,13 @@ impl Drop for PeerProcess {
 pub fn serve_peer() {
     assert_eq!(init(), SM_OK, "{}", last_error());
     let handle = Handle::create();
-    let pool = memory(POOL, POOL_FILL);
-    assert_eq!(handle.register(address(pool), POOL), SM_OK);
+    assert_eq!(
+        handle.set_callback(Some(ignore_down), std::ptr::null_mut()),
+        SM_OK
+    );
+    let length = std::env::var(POOL_VARIABLE).map_or(POOL, |text| text.parse().expect("a length"));
+    let pool = memory(length, POOL_FILL);
+    assert_eq!(handle.register(address(pool), length), SM_OK);
     println!("\npeer> {} {}", handle.url(), address(pool));
     for line in std::io::stdin().lines() {
         let line = line.expect("commands are text");
@@ -468,7 +481,14 @@ pub fn serve_peer() {
                     .collect::<String>()
             }
             "deregister" => handle.deregister(address(pool)).to_string(),
-            "register" => handle.register(address(pool), POOL).to_string(),
+            "register" => handle.register(address(pool), length).to_string(),
+            "write" => {
+                let block = [(address(pool) + number(3), number(2), number(4))];
+                match handle.write(words[1], &block) {
+                    Ok(id) => handle.result(id).to_string(),
+                    Err(code) => code.to_string(),
+                }
+            }
             "destroy" => {
                 handle.destroy();
                 "destroyed".to_owned()
@@ -481,6 +501,9 @@ pub fn serve_peer() {
         println!("peer> {answer}");
     }
 }
+
+/// What is told is counted by the library.
+extern "C" fn ignore_down(_: *const c_char, _: *mut c_void) {}
 
 fn volatile(byte: &u8) -> u8 {
     // SAFETY: a live byte; others write it, so the compiler must look.
