@@ -264,6 +264,11 @@ impl SubBatch {
         }
     }
 
+    /// One that no transport takes, for when none can be allocated.
+    pub(crate) fn without_owner() -> Self {
+        Self::new(0, 0, Table::default())
+    }
+
     pub(crate) fn into_table(self) -> Table {
         self.table
     }

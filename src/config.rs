@@ -102,10 +102,10 @@ impl fmt::Display for Protocol {
 /// TENT's `log_level`, which the library follows as well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LogLevel {
-    /// `info`.
-    Info = 1,
-    /// `warning`, TENT's default.
+    /// `info`, TENT's default.
     #[default]
+    Info = 1,
+    /// `warning`.
     Warning = 2,
     /// `error`.
     Error = 3,

@@ -39,7 +39,7 @@ impl fmt::Display for Code {
 /// TENT's status codes, as far as this transport answers them
 /// (`tent/common/status.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(i32)]
+#[repr(u16)]
 pub enum Status {
     /// Success.
     Ok = 0,
@@ -137,6 +137,21 @@ pub enum Error {
         code: i32,
         /// The device number as answered.
         device: i32,
+    },
+    /// Device memory could not be copied.
+    #[error(
+        "aclrtMemcpy of {length} bytes from {source_address:#x} to {destination:#x} {}",
+        acl_answer(*.code)
+    )]
+    DeviceCopy {
+        /// Where to.
+        destination: usize,
+        /// Where from.
+        source_address: usize,
+        /// Bytes.
+        length: usize,
+        /// ACL's code; None if neither side is device memory.
+        code: Option<i32>,
     },
     /// A vendor call failed.
     #[error("{call} failed: {code}{context}")]
@@ -292,6 +307,7 @@ impl Error {
             | Self::AscendUnavailable { .. }
             | Self::CreateFailed { .. } => Status::DeviceNotFound,
             Self::NoCurrentDevice { .. }
+            | Self::DeviceCopy { .. }
             | Self::Vendor { .. }
             | Self::NoPort { .. }
             | Self::NotInstalled
@@ -313,6 +329,13 @@ fn revision(abi_version: Option<u32>) -> String {
         ),
         None => ", an older, incompatible revision of MemFabric".to_owned(),
     }
+}
+
+fn acl_answer(code: Option<i32>) -> String {
+    code.map_or_else(
+        || "makes no sense: neither side is device memory".to_owned(),
+        |code| format!("failed: ACL code {code}"),
+    )
 }
 
 fn query_answer(code: Option<Code>) -> String {

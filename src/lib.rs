@@ -21,11 +21,13 @@
 pub mod abi;
 pub mod backend;
 pub mod batch;
+mod bridge;
 pub mod config;
 pub mod device;
 pub mod endpoint;
 pub mod error;
 pub mod library;
+mod logging;
 pub mod memory;
 mod suspects;
 pub mod transport;

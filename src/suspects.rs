@@ -6,6 +6,7 @@
 //! callback) marks its endpoint here; each submitting thread drops what it has
 //! cached about an endpoint that was marked since it last looked.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,6 +14,12 @@ use parking_lot::Mutex;
 
 /// More endpoints than a cluster has; a hostile library cannot grow it further.
 const MAX_ENDPOINTS: usize = 4096;
+
+thread_local! {
+    /// For each transport and segment, the number of the latest mark when this
+    /// thread last resolved it. Only filled once there is a mark at all.
+    static RESOLVED: RefCell<HashMap<(u64, u64), u64>> = RefCell::default();
+}
 
 /// The marks. Its lock is never held across a vendor call or a log line, so
 /// that the peer-down callback may take it inside any vendor call.
@@ -41,6 +48,20 @@ impl Suspects {
         }
         marks.by_endpoint.insert(endpoint.into(), number);
         self.latest.store(number, Ordering::Release);
+    }
+
+    /// Whether what this thread has cached about `segment` must be dropped before
+    /// its `endpoint` is used again. True once for each mark and thread; in the
+    /// usual case, that nothing was ever marked, one load.
+    pub(crate) fn must_refresh(&self, transport: u64, segment: u64, endpoint: &str) -> bool {
+        let latest = self.latest();
+        if latest == 0 {
+            return false;
+        }
+        RESOLVED.with_borrow_mut(|resolved| {
+            let seen = resolved.entry((transport, segment)).or_insert(0);
+            *seen < latest && self.marked_since(endpoint, std::mem::replace(seen, latest))
+        })
     }
 
     /// Number of the latest mark: unchanged since a caller last looked means
@@ -72,6 +93,28 @@ mod tests {
         assert!(!suspects.marked_since("10.0.0.1:1", seen));
         suspects.mark("10.0.0.1:1");
         assert!(suspects.marked_since("10.0.0.1:1", seen));
+    }
+
+    #[test]
+    fn each_thread_refreshes_a_marked_segment_once() {
+        let suspects = Suspects::default();
+        assert!(!suspects.must_refresh(1, 7, "10.0.0.1:1"));
+        suspects.mark("10.0.0.1:1");
+        let refreshes = || {
+            (
+                suspects.must_refresh(1, 8, "10.0.0.2:1"),
+                suspects.must_refresh(1, 7, "10.0.0.1:1"),
+                suspects.must_refresh(1, 7, "10.0.0.1:1"),
+                suspects.must_refresh(2, 7, "10.0.0.1:1"),
+            )
+        };
+        assert_eq!(refreshes(), (false, true, false, true));
+        std::thread::scope(|scope| {
+            let other = scope.spawn(refreshes).join().expect("no panic");
+            assert_eq!(other, (false, true, false, true));
+        });
+        suspects.mark("10.0.0.1:1");
+        assert!(suspects.must_refresh(1, 7, "10.0.0.1:1"), "marked anew");
     }
 
     #[test]

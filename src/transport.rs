@@ -216,17 +216,12 @@ impl Transport {
         (state.outstanding.len(), state.outstanding_tasks)
     }
 
-    /// Number of the latest sign that some peer's endpoint is stale; see
-    /// [`Transport::is_suspect`].
-    pub fn latest_suspicion(&self) -> u64 {
-        self.suspects.latest()
-    }
-
-    /// Whether something suggested, after suspicion number `seen`, that
-    /// `endpoint` is gone or has moved. A caller that caches a peer's
-    /// description reads it anew then.
-    pub fn is_suspect(&self, endpoint: &str, seen: u64) -> bool {
-        self.suspects.marked_since(endpoint, seen)
+    /// Whether the caller must drop what its thread has cached about `segment`
+    /// before it uses `endpoint`, which it found there: since this thread last
+    /// asked about the segment, a refused submission, a failed batch or the
+    /// library said that the endpoint may be gone. Asks for one drop a sign.
+    pub fn must_refresh(&self, segment: u64, endpoint: &str) -> bool {
+        self.suspects.must_refresh(self.number, segment, endpoint)
     }
 
     /// Registers memory, all of it or none, in one vendor call. A range that is

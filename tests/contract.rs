@@ -954,14 +954,13 @@ fn a_refusal_and_a_failed_batch_make_the_peer_suspect() {
     let sub_batch = transport.allocate(2);
     backend.refuse_next(-2014);
     submit(&transport, &sub_batch, &[write(0, 1, 1, 1)]).expect("submitted");
-    assert!(transport.is_suspect(PEER_A, 0));
-    assert!(!transport.is_suspect(PEER_B, 0));
-    let seen = transport.latest_suspicion();
+    assert!(transport.must_refresh(1, PEER_A));
+    assert!(!transport.must_refresh(2, PEER_B));
     submit(&transport, &sub_batch, &[write(1, 1, 1, 1)]).expect("submitted");
     backend.answer(0, [done(-1)]);
     finish(&transport, &sub_batch, 1);
-    assert!(transport.is_suspect(PEER_B, seen));
-    assert!(!transport.is_suspect(PEER_A, seen), "that was before");
+    assert!(transport.must_refresh(2, PEER_B));
+    assert!(!transport.must_refresh(1, PEER_A), "that was before");
 }
 
 const RANGE: Region = Region {

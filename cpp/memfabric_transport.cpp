@@ -1,0 +1,416 @@
+#include "tent/transport/memfabric/memfabric_transport.h"
+
+#include <glog/logging.h>
+
+#include <cstdint>
+#include <exception>
+#include <string_view>
+#include <utility>
+
+#include "memfabric-transport/src/bridge.rs.h"
+#include "memfabric/log_sink.h"
+#include "tent/common/config.h"
+#include "tent/runtime/segment_manager.h"
+
+namespace mooncake {
+namespace tent {
+
+namespace {
+
+// The key under which a process advertises its endpoint, "ip:port". Peers that
+// run the C++ transport read the same one, so it cannot change.
+constexpr char kEndpointKey[] = "memfabric_unique_id";
+
+// The core answers with TENT's codes, so that no table is needed here.
+constexpr auto code(Status::Code code) { return static_cast<uint16_t>(code); }
+static_assert(code(Status::Code::kOk) == 0);
+static_assert(code(Status::Code::kInvalidArgument) == 1);
+static_assert(code(Status::Code::kTooManyRequests) == 2);
+static_assert(code(Status::Code::kDeviceNotFound) == 4);
+static_assert(code(Status::Code::kInternalError) == 199);
+// A request's opcode goes to the core as its number.
+static_assert(static_cast<int>(Request::READ) == 0);
+static_assert(static_cast<int>(Request::WRITE) == 1);
+
+[[nodiscard]] Status toStatus(const memfabric::Outcome &outcome) {
+    if (outcome.code == 0) return Status::OK();
+    return Status(
+        static_cast<Status::Code>(outcome.code),
+        std::string_view(outcome.message.data(), outcome.message.size()));
+}
+
+// Runs one method's body; an exception becomes a status that names the method.
+// TENT, its JSON library and its RPC all throw, and some of the engine's
+// threads end the process when an exception reaches them.
+template <typename Body>
+[[nodiscard]] Status guard(const char *method, Body body) noexcept {
+    try {
+        try {
+            return body();
+        } catch (const std::exception &e) {
+            return Status::InternalError(std::string("memfabric ") + method +
+                                         " failed: " + e.what());
+        } catch (...) {
+            return Status::InternalError(std::string("memfabric ") + method +
+                                         " failed: unknown exception");
+        }
+    } catch (...) {
+        return Status(Status::Code::kInternalError, method);
+    }
+}
+
+void writeToGlog(int32_t severity, rust::Str file, uint32_t line,
+                 rust::Str message) {
+    const std::string path(file);
+    google::LogMessage(path.c_str(), static_cast<int>(line), severity).stream()
+        << std::string_view(message.data(), message.size());
+}
+
+// What is really there: TENT's typed getters turn a value of another type into
+// the default, or wrap it, without a word.
+memfabric::Setting setting(const Config *conf, const char *name) {
+    using memfabric::SettingKind;
+    memfabric::Setting result{SettingKind::Absent, {}, 0};
+    if (!conf) return result;
+    const std::string path = std::string("transports/memfabric/") + name;
+    if (!conf->contains(path)) return result;
+    const auto value = conf->get<json>(path, json());
+    if (value.is_string()) {
+        result.kind = SettingKind::Text;
+        result.text = rust::String::lossy(value.get<std::string>());
+    } else if (value.is_number_integer() &&
+               (!value.is_number_unsigned() ||
+                value.get<uint64_t>() <= uint64_t{INT64_MAX})) {
+        result.kind = SettingKind::Integer;
+        result.integer = value.get<int64_t>();
+    } else {
+        result.kind = SettingKind::Other;
+        result.text = value.dump();
+    }
+    return result;
+}
+
+memfabric::Region region(const BufferDesc &desc) {
+    return {static_cast<size_t>(desc.addr), static_cast<size_t>(desc.length)};
+}
+
+auto &deviceAttrs(SegmentDesc &desc) {
+    return std::get<MemorySegmentDesc>(desc.detail).device_attrs;
+}
+
+rust::Str str(std::string_view text) { return {text.data(), text.size()}; }
+
+struct MemFabricSubBatch : public Transport::SubBatch {
+    explicit MemFabricSubBatch(rust::Box<memfabric::SubBatch> tasks)
+        : tasks(std::move(tasks)) {}
+
+    size_t size() const override { return tasks->size(); }
+
+    rust::Box<memfabric::SubBatch> tasks;
+};
+
+// One distinct target of a call. The views in `peer` point into `pin`, which
+// keeps the description alive, or into `problem`.
+struct Target {
+    SegmentID id;
+    SegmentDescRef pin;
+    rust::String problem;
+    memfabric::Peer peer;
+};
+
+// Arrays of one submission, kept for the next one of the thread.
+struct Scratch {
+    std::vector<Target> targets;
+    std::vector<memfabric::Peer> peers;
+    std::vector<memfabric::Request> requests;
+
+    uint32_t target(SegmentID id) {
+        for (size_t i = targets.size(); i-- > 0;) {
+            if (targets[i].id == id) return static_cast<uint32_t>(i);
+        }
+        targets.push_back({id, nullptr, {}, {}});
+        return static_cast<uint32_t>(targets.size() - 1);
+    }
+};
+
+}  // namespace
+
+struct MemFabricTransport::Impl {
+    rust::Box<memfabric::Transport> core = memfabric::newTransport();
+    std::shared_ptr<ControlService> metadata;
+
+    [[nodiscard]] Status publish();
+    [[nodiscard]] Status withdraw();
+    [[nodiscard]] Status read(Target &target);
+    void resolve(Target &target);
+};
+
+MemFabricTransport::MemFabricTransport() : impl_(std::make_unique<Impl>()) {}
+
+MemFabricTransport::~MemFabricTransport() {
+    Status status = uninstall();
+    // With work outstanding, the core says what it leaks when it goes.
+    LOG_IF(WARNING, !status.ok())
+        << "memfabric uninstall in destructor: " << status.message();
+}
+
+Status MemFabricTransport::install(std::string &local_segment_name,
+                                   std::shared_ptr<ControlService> metadata,
+                                   std::shared_ptr<Topology>,
+                                   std::shared_ptr<Config> conf) {
+    return guard("install", [&] {
+        if (!metadata) {
+            return Status::InvalidArgument(
+                "memfabric install: metadata is null, must be the engine's "
+                "control service");
+        }
+        memfabric::setLogSink(writeToGlog);
+        const auto local = metadata->segmentManager().getLocal();
+        const memfabric::Settings settings{
+            setting(conf.get(), "protocol"),
+            setting(conf.get(), "transfer_timeout_ms"),
+            setting(conf.get(), "need_retry_code"),
+            rust::String::lossy(local->rpc_server_addr),
+            rust::String::lossy(local_segment_name),
+            FLAGS_minloglevel};
+        CHECK_STATUS(toStatus(impl_->core->install(settings)));
+
+        impl_->metadata = std::move(metadata);
+        Status published = guard("publish", [&] { return impl_->publish(); });
+        if (!published.ok()) {
+            Status undone = uninstall();
+            LOG_IF(WARNING, !undone.ok())
+                << "memfabric undo of install: " << undone.message();
+            return published;
+        }
+        caps.dram_to_dram = true;
+        caps.dram_to_gpu = true;
+        caps.gpu_to_dram = true;
+        caps.gpu_to_gpu = true;
+        return Status::OK();
+    });
+}
+
+Status MemFabricTransport::uninstall() {
+    // A peer should stop finding us before we stop serving it; whether or not
+    // that can be published, the library is taken down.
+    Status withdrawn =
+        guard("uninstall", [this] { return impl_->withdraw(); });
+    CHECK_STATUS(guard(
+        "uninstall", [this] { return toStatus(impl_->core->uninstall()); }));
+    impl_->metadata.reset();
+    return withdrawn;
+}
+
+Status MemFabricTransport::Impl::publish() {
+    const std::string endpoint(core->endpoint());
+    auto &manager = metadata->segmentManager();
+    CHECK_STATUS(manager.updateLocal([&](SegmentDesc &desc) {
+        deviceAttrs(desc)[kEndpointKey] = endpoint;
+        return Status::OK();
+    }));
+    return manager.synchronizeLocal();
+}
+
+Status MemFabricTransport::Impl::withdraw() {
+    if (!metadata) return Status::OK();
+    auto &manager = metadata->segmentManager();
+    if (!deviceAttrs(*manager.getLocal()).count(kEndpointKey)) {
+        return Status::OK();
+    }
+    CHECK_STATUS(manager.updateLocal([](SegmentDesc &desc) {
+        deviceAttrs(desc).erase(kEndpointKey);
+        return Status::OK();
+    }));
+    return manager.synchronizeLocal();
+}
+
+Status MemFabricTransport::quiesce() {
+    return guard("quiesce",
+                 [this] { return toStatus(impl_->core->quiesce()); });
+}
+
+Status MemFabricTransport::warmupSegment(SegmentID target_id) {
+    return guard("warmupSegment", [&] {
+        Target target{target_id, nullptr, {}, {}};
+        return impl_->read(target);
+    });
+}
+
+Status MemFabricTransport::allocateSubBatch(SubBatchRef &batch,
+                                            size_t max_size) {
+    return guard("allocateSubBatch", [&] {
+        batch = new MemFabricSubBatch(impl_->core->allocate(max_size));
+        return Status::OK();
+    });
+}
+
+Status MemFabricTransport::freeSubBatch(SubBatchRef &batch) {
+    return guard("freeSubBatch", [&] {
+        auto *ours = dynamic_cast<MemFabricSubBatch *>(batch);
+        if (!ours) {
+            return Status::InvalidArgument(
+                "memfabric freeSubBatch: the sub-batch is null or another "
+                "transport's");
+        }
+        const std::unique_ptr<MemFabricSubBatch> owner(ours);
+        batch = nullptr;
+        impl_->core->release(std::move(owner->tasks));
+        return Status::OK();
+    });
+}
+
+Status MemFabricTransport::Impl::read(Target &target) {
+    if (!metadata) {
+        return Status::InternalError(
+            "the memfabric transport is not installed");
+    }
+    return metadata->segmentManager().withCachedSegment(
+        target.id, target.pin, [&](SegmentDesc *desc) {
+            // May run twice, on two descriptions.
+            target.peer = {};
+            if (!desc) return Status::InvalidEntry("segment has no description");
+            target.peer.name = str(desc->name);
+            if (desc->type != SegmentType::Memory) {
+                return Status::InvalidArgument("is a file segment");
+            }
+            // Only read, and never with [], which would insert.
+            const auto &attrs = deviceAttrs(*desc);
+            const auto found = attrs.find(kEndpointKey);
+            if (found == attrs.end() || found->second.empty()) {
+                return Status::NeedsRefreshCache(
+                    std::string("has no ") + kEndpointKey +
+                    " in its metadata: memfabric is not enabled there");
+            }
+            target.peer.endpoint = str(found->second);
+            return Status::OK();
+        });
+}
+
+// What concerns one peer never fails the call: its tasks fail, and the engine
+// tries them elsewhere.
+void MemFabricTransport::Impl::resolve(Target &target) {
+    Status status = guard("resolve", [&] { return read(target); });
+    if (status.ok() && target.id != LOCAL_SEGMENT_ID &&
+        core->mustRefresh(target.id, target.peer.endpoint)) {
+        status = guard("resolve", [&] {
+            CHECK_STATUS(
+                metadata->segmentManager().invalidateRemote(target.id));
+            return read(target);
+        });
+    }
+    if (!status.ok()) {
+        target.problem = rust::String::lossy(
+            "segment " + std::to_string(target.id) + " " + status.ToString());
+        target.peer.endpoint = {};
+        target.peer.problem = target.problem;
+    }
+}
+
+Status MemFabricTransport::submitTransferTasks(
+    SubBatchRef batch, const std::vector<Request> &request_list) {
+    return guard("submitTransferTasks", [&] {
+        auto *ours = dynamic_cast<MemFabricSubBatch *>(batch);
+        if (!ours) {
+            return Status::InvalidArgument(
+                "memfabric submitTransferTasks: the sub-batch is null or "
+                "another transport's");
+        }
+        // Its destructor frees memory and needs nothing else, so it is safe
+        // at any thread's end.
+        thread_local Scratch scratch;
+        scratch.targets.clear();
+        scratch.peers.clear();
+        scratch.requests.clear();
+        for (const auto &request : request_list) {
+            scratch.requests.push_back(
+                {reinterpret_cast<size_t>(request.source),
+                 request.target_offset, request.length,
+                 scratch.target(request.target_id),
+                 static_cast<uint8_t>(request.opcode)});
+        }
+        for (auto &target : scratch.targets) {
+            impl_->resolve(target);
+            scratch.peers.push_back(target.peer);
+        }
+        const auto outcome = impl_->core->submit(
+            *ours->tasks, {scratch.peers.data(), scratch.peers.size()},
+            {scratch.requests.data(), scratch.requests.size()});
+        // Descriptions are not held beyond the call.
+        scratch.targets.clear();
+        return toStatus(outcome);
+    });
+}
+
+Status MemFabricTransport::getTransferStatus(SubBatchRef batch, int task_id,
+                                             TransferStatus &status) {
+    return guard("getTransferStatus", [&] {
+        auto *ours = dynamic_cast<MemFabricSubBatch *>(batch);
+        if (!ours) {
+            return Status::InvalidArgument(
+                "memfabric getTransferStatus: the sub-batch is null or another "
+                "transport's");
+        }
+        const auto polled = impl_->core->poll(*ours->tasks, task_id);
+        if (polled.outcome.code != 0) return toStatus(polled.outcome);
+        switch (polled.state) {
+            case memfabric::TaskState::Completed:
+                status.s = TransferStatusEnum::COMPLETED;
+                break;
+            case memfabric::TaskState::Failed:
+                status.s = TransferStatusEnum::FAILED;
+                break;
+            default:
+                status.s = TransferStatusEnum::PENDING;
+        }
+        status.transferred_bytes = polled.bytes;
+        return Status::OK();
+    });
+}
+
+bool MemFabricTransport::warmupMemory(void *addr, size_t) {
+    return memfabric::deviceOf(reinterpret_cast<size_t>(addr)) >= 0;
+}
+
+Status MemFabricTransport::addMemoryBuffer(BufferDesc &desc,
+                                           const MemoryOptions &options) {
+    return guard("addMemoryBuffer", [&] {
+        std::vector<BufferDesc> list{desc};
+        CHECK_STATUS(addMemoryBuffer(list, options));
+        desc = std::move(list.front());
+        return Status::OK();
+    });
+}
+
+Status MemFabricTransport::addMemoryBuffer(std::vector<BufferDesc> &desc_list,
+                                           const MemoryOptions &) {
+    return guard("addMemoryBuffer", [&] {
+        std::vector<memfabric::Region> regions;
+        for (const auto &desc : desc_list) regions.push_back(region(desc));
+        CHECK_STATUS(toStatus(
+            impl_->core->registerMemory({regions.data(), regions.size()})));
+        const std::string endpoint(impl_->core->endpoint());
+        for (auto &desc : desc_list) {
+            if (!desc.transport_attrs.count(MEMFABRIC)) {
+                desc.transports.push_back(MEMFABRIC);
+            }
+            desc.transport_attrs[MEMFABRIC] = endpoint;
+            // "*" means host memory to every peer.
+            const int device =
+                memfabric::deviceOf(static_cast<size_t>(desc.addr));
+            if (desc.location == kWildcardLocation && device >= 0) {
+                desc.location = "npu:" + std::to_string(device);
+            }
+        }
+        return Status::OK();
+    });
+}
+
+Status MemFabricTransport::removeMemoryBuffer(BufferDesc &desc) {
+    return guard("removeMemoryBuffer", [&] {
+        return toStatus(impl_->core->deregisterMemory(region(desc)));
+    });
+}
+
+}  // namespace tent
+}  // namespace mooncake

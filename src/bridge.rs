@@ -1,0 +1,382 @@
+//! The boundary to C++, and nothing else: plain data in, an outcome out.
+//!
+//! No exception and no panic crosses it. Calls may come from any C++ thread.
+// cxx expands to unsafe code, several operations to a block.
+#![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block)]
+
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tracing::Level;
+
+use crate::backend::Opcode;
+use crate::batch::TaskState;
+use crate::config::{Config, LogLevel, TentSettings, Value};
+use crate::error::{Error, Status};
+use crate::{batch, device, logging, memory, transport};
+
+#[cxx::bridge(namespace = "mooncake::tent::memfabric")]
+mod ffi {
+    /// How a call ended: `code` is TENT's (`tent/common/status.h`), 0 is success
+    /// and has no message.
+    struct Outcome {
+        code: u16,
+        message: String,
+    }
+
+    /// What a value of TENT's configuration is.
+    enum SettingKind {
+        Absent,
+        Text,
+        Integer,
+        /// Anything else, as JSON in `text`.
+        Other,
+    }
+
+    struct Setting {
+        kind: SettingKind,
+        text: String,
+        integer: i64,
+    }
+
+    /// What TENT knows at install.
+    struct Settings {
+        protocol: Setting,
+        transfer_timeout_ms: Setting,
+        need_retry_code: Setting,
+        rpc_server_addr: String,
+        local_segment_name: String,
+        /// glog's FLAGS_minloglevel.
+        log_level: i32,
+    }
+
+    struct Region {
+        address: usize,
+        length: usize,
+    }
+
+    /// One target of a call, as its description says.
+    struct Peer<'a> {
+        name: &'a str,
+        endpoint: &'a str,
+        /// Why there is no endpoint; empty if there is one.
+        problem: &'a str,
+    }
+
+    struct Request {
+        source: usize,
+        target: u64,
+        length: usize,
+        /// Position in the call's peers.
+        peer: u32,
+        /// TENT's: 0 READ, 1 WRITE.
+        opcode: u8,
+    }
+
+    enum TaskState {
+        Pending,
+        Completed,
+        Failed,
+    }
+
+    /// `state` and `bytes` mean something if `outcome` is success.
+    struct Polled {
+        outcome: Outcome,
+        state: TaskState,
+        bytes: usize,
+    }
+
+    extern "Rust" {
+        type Transport;
+        type SubBatch;
+
+        fn newTransport() -> Box<Transport>;
+        fn install(self: &Transport, settings: &Settings) -> Outcome;
+        /// `ip:port`; empty if not installed.
+        fn endpoint(self: &Transport) -> String;
+        #[cxx_name = "registerMemory"]
+        fn register(self: &Transport, regions: &[Region]) -> Outcome;
+        #[cxx_name = "deregisterMemory"]
+        fn deregister(self: &Transport, region: &Region) -> Outcome;
+        fn allocate(self: &Transport, capacity: usize) -> Box<SubBatch>;
+        #[cxx_name = "release"]
+        fn free(self: &Transport, sub_batch: Box<SubBatch>);
+        #[cxx_name = "mustRefresh"]
+        fn must_refresh(self: &Transport, segment: u64, endpoint: &str) -> bool;
+        fn submit(
+            self: &Transport,
+            sub_batch: &SubBatch,
+            peers: &[Peer],
+            requests: &[Request],
+        ) -> Outcome;
+        fn poll(self: &Transport, sub_batch: &SubBatch, task: i32) -> Polled;
+        fn quiesce(self: &Transport) -> Outcome;
+        fn uninstall(self: &Transport) -> Outcome;
+
+        fn size(self: &SubBatch) -> usize;
+
+        /// The device whose memory `address` is, -1 for host memory.
+        #[cxx_name = "deviceOf"]
+        fn device_of(address: usize) -> i32;
+        /// Copies where a side is device memory. Both sides must be valid and
+        /// apart, and nobody else may use them meanwhile.
+        #[cxx_name = "copyDeviceMemory"]
+        unsafe fn copy_device_memory(destination: usize, source: usize, length: usize) -> Outcome;
+    }
+
+    unsafe extern "C++" {
+        include!("memfabric/log_sink.h");
+
+        #[cxx_name = "writeLog"]
+        fn write_log(severity: i32, file: &str, line: u32, message: &str);
+    }
+}
+
+use ffi::{Outcome, Peer, Polled, Region, Request, Setting, SettingKind, Settings};
+
+impl Outcome {
+    fn ok() -> Self {
+        Self {
+            code: Status::Ok as u16,
+            message: String::new(),
+        }
+    }
+}
+
+impl From<Error> for Outcome {
+    fn from(error: Error) -> Self {
+        Self {
+            code: error.status() as u16,
+            message: error.to_string(),
+        }
+    }
+}
+
+impl From<Result<(), Error>> for Outcome {
+    fn from(result: Result<(), Error>) -> Self {
+        result.map_or_else(Self::from, |()| Self::ok())
+    }
+}
+
+/// Turns a panic into an error that names the method.
+fn guard<T>(method: &'static str, body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().copied();
+        let message = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+        Err(Error::Panicked {
+            method,
+            message: message.unwrap_or("(no message)").to_owned(),
+        })
+    })
+}
+
+/// A [`transport::Transport`] that C++ owns.
+struct Transport(ManuallyDrop<transport::Transport>);
+
+/// A [`batch::SubBatch`] that C++ owns.
+struct SubBatch(batch::SubBatch);
+
+#[allow(non_snake_case)] // as C++ names functions
+fn newTransport() -> Box<Transport> {
+    Box::new(Transport(ManuallyDrop::new(transport::Transport::new())))
+}
+
+impl Drop for Transport {
+    fn drop(&mut self) {
+        let teardown = guard("destructor", || {
+            // SAFETY: this is the only place that takes the value out, and it
+            // runs once.
+            drop(unsafe { ManuallyDrop::take(&mut self.0) });
+            Ok(())
+        });
+        if let Err(error) = teardown {
+            tracing::error!(%error, "teardown failed");
+        }
+    }
+}
+
+impl Transport {
+    fn install(&self, settings: &Settings) -> Outcome {
+        guard("install", || {
+            let level = log_level(settings.log_level);
+            logging::start(write_to_host, level);
+            let tent = TentSettings {
+                protocol: Value::from(&settings.protocol),
+                transfer_timeout_ms: Value::from(&settings.transfer_timeout_ms),
+                need_retry_code: Value::from(&settings.need_retry_code),
+                log_level: level,
+                rpc_server_addr: settings.rpc_server_addr.clone(),
+                local_segment_name: settings.local_segment_name.clone(),
+            };
+            let config = Config::resolve(Config::process_environment, &tent)?;
+            self.0.install(&config)
+        })
+        .into()
+    }
+
+    fn endpoint(&self) -> String {
+        let endpoint = guard("endpoint", || Ok(self.0.endpoint()));
+        endpoint.ok().flatten().unwrap_or_default()
+    }
+
+    fn register(&self, regions: &[Region]) -> Outcome {
+        guard("addMemoryBuffer", || {
+            let regions: Vec<_> = regions.iter().map(memory::Region::from).collect();
+            self.0.register(&regions)
+        })
+        .into()
+    }
+
+    fn deregister(&self, region: &Region) -> Outcome {
+        guard("removeMemoryBuffer", || self.0.deregister(region.into())).into()
+    }
+
+    fn allocate(&self, capacity: usize) -> Box<SubBatch> {
+        let sub_batch = guard("allocateSubBatch", || Ok(self.0.allocate(capacity)));
+        Box::new(SubBatch(sub_batch.unwrap_or_else(|error| {
+            tracing::error!(%error, capacity, "sub-batch without room");
+            batch::SubBatch::without_owner()
+        })))
+    }
+
+    #[allow(clippy::boxed_local)] // what C++ owns is a Box
+    fn free(&self, sub_batch: Box<SubBatch>) {
+        let freed = guard("freeSubBatch", || {
+            self.0.free(sub_batch.0);
+            Ok(())
+        });
+        if let Err(error) = freed {
+            tracing::error!(%error, "sub-batch not recycled");
+        }
+    }
+
+    fn must_refresh(&self, segment: u64, endpoint: &str) -> bool {
+        guard("mustRefresh", || Ok(self.0.must_refresh(segment, endpoint))).unwrap_or(true)
+    }
+
+    fn submit(&self, sub_batch: &SubBatch, peers: &[Peer], requests: &[Request]) -> Outcome {
+        guard("submitTransferTasks", || {
+            let peers = peers.iter().map(batch::Peer::from);
+            let requests = requests.iter().map(batch::Request::from);
+            self.0.submit(&sub_batch.0, peers, requests)
+        })
+        .into()
+    }
+
+    fn poll(&self, sub_batch: &SubBatch, task: i32) -> Polled {
+        match guard("getTransferStatus", || self.0.poll(&sub_batch.0, task)) {
+            Ok(status) => Polled {
+                outcome: Outcome::ok(),
+                state: status.state.into(),
+                bytes: status.bytes as usize,
+            },
+            Err(error) => Polled {
+                outcome: error.into(),
+                state: ffi::TaskState::Pending,
+                bytes: 0,
+            },
+        }
+    }
+
+    fn quiesce(&self) -> Outcome {
+        guard("quiesce", || self.0.quiesce()).into()
+    }
+
+    fn uninstall(&self) -> Outcome {
+        guard("uninstall", || self.0.uninstall()).into()
+    }
+}
+
+impl SubBatch {
+    fn size(&self) -> usize {
+        self.0.len()
+    }
+}
+
+fn device_of(address: usize) -> i32 {
+    let device = guard("deviceOf", || Ok(device::of_memory(address)));
+    let device = device.ok().flatten();
+    device.map_or(-1, u32::cast_signed)
+}
+
+/// # Safety
+///
+/// As for [`device::copy`].
+unsafe fn copy_device_memory(destination: usize, source: usize, length: usize) -> Outcome {
+    guard("copy", || {
+        // SAFETY: the caller's conditions are the same.
+        unsafe { device::copy(destination, source, length) }
+    })
+    .into()
+}
+
+/// glog's 0 to 3 (info, warning, error, fatal) as the levels there are here.
+fn log_level(minimum: i32) -> LogLevel {
+    match minimum {
+        ..=0 => LogLevel::Info,
+        1 => LogLevel::Warning,
+        _ => LogLevel::Error,
+    }
+}
+
+fn write_to_host(level: &Level, file: &str, line: u32, message: &str) {
+    let severity = match *level {
+        Level::ERROR => 2,
+        Level::WARN => 1,
+        _ => 0,
+    };
+    ffi::write_log(severity, file, line, message);
+}
+
+impl From<&Setting> for Value {
+    fn from(setting: &Setting) -> Self {
+        match setting.kind {
+            SettingKind::Absent => Self::Absent,
+            SettingKind::Text => Self::Text(setting.text.clone()),
+            SettingKind::Integer => Self::Integer(setting.integer),
+            _ => Self::Other(setting.text.clone()),
+        }
+    }
+}
+
+impl From<&Region> for memory::Region {
+    fn from(region: &Region) -> Self {
+        Self {
+            address: region.address,
+            length: region.length,
+        }
+    }
+}
+
+impl<'a> From<&'a Peer<'a>> for batch::Peer<'a> {
+    fn from(peer: &'a Peer<'a>) -> Self {
+        Self {
+            name: peer.name,
+            endpoint: peer.endpoint,
+            problem: peer.problem,
+        }
+    }
+}
+
+impl From<&Request> for batch::Request {
+    fn from(request: &Request) -> Self {
+        Self {
+            source: request.source,
+            // Addresses have 64 bits on every machine that the library runs on.
+            target: request.target as usize,
+            length: request.length,
+            peer: request.peer,
+            opcode: Opcode(request.opcode),
+        }
+    }
+}
+
+impl From<TaskState> for ffi::TaskState {
+    fn from(state: TaskState) -> Self {
+        match state {
+            TaskState::Pending => Self::Pending,
+            TaskState::Completed => Self::Completed,
+            TaskState::Failed => Self::Failed,
+        }
+    }
+}
