@@ -1,0 +1,3 @@
+// TENT brings a copy of this library; here it is the system's.
+
+#include <nlohmann/json.hpp>
