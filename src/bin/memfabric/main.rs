@@ -1,6 +1,7 @@
 //! The `memfabric` command.
 
 mod integrate;
+mod replay;
 
 use std::process::ExitCode;
 
@@ -16,11 +17,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Replay(replay::Args),
     Integrate(integrate::Args),
+    /// The other process of a replay
+    #[command(hide = true)]
+    ReplayTarget(replay::target::Args),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Replay(args) => replay::run(args),
+        Command::ReplayTarget(args) => replay::target::run(args),
         Command::Integrate(args) => integrate::run(args),
     }
 }

@@ -1,0 +1,171 @@
+//! Options and environment, checked.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use indicatif::BinaryBytes;
+use memfabric_transport::config::TentSettings;
+use memfabric_transport::{Config, Error, Library, LogLevel, Protocol};
+
+use super::Args;
+use super::emulator::Emulator;
+use super::log::Verbosity;
+use super::memory::Memory;
+use super::problem::Problem;
+use super::side::Sizes;
+use super::status;
+
+/// Memory of a sub-batch, and its blocks: what does not fit is split.
+const STAGING_BYTES: usize = 16 << 20;
+const MOST_BLOCKS: usize = 1024;
+
+/// The library that runs.
+#[derive(Debug)]
+pub struct Chosen {
+    /// Its settings.
+    pub config: Config,
+    /// The file.
+    pub path: PathBuf,
+    /// Its own functions, if it is the emulator.
+    pub emulator: Option<Emulator>,
+}
+
+/// A size in bytes, as a user writes it: k, M and G are powers of 1024.
+pub fn size(text: &str) -> Result<usize, String> {
+    const ACCEPTED: &str = "must be a number of bytes, such as 65536, 64k, 64KiB or 1GiB";
+    let parser = parse_size::Config::new().with_binary();
+    let bytes = parser
+        .parse_size(text)
+        .map_err(|error| format!("{error}; {ACCEPTED}"))?;
+    usize::try_from(bytes).map_err(|_| format!("too large; {ACCEPTED}"))
+}
+
+/// Checks the options that are sizes.
+pub fn sizes(args: &Args, pools: usize) -> Result<Sizes, Problem> {
+    let bad = |text: String| Err(Problem::BadInput(text));
+    let (block_bytes, pool_bytes) = (args.block_bytes, args.pool_bytes);
+    if block_bytes == 0 {
+        return bad("--block-bytes is 0, must be at least 1".to_owned());
+    }
+    let slots = pool_bytes / block_bytes;
+    let Some(slots) = NonZeroUsize::new(slots) else {
+        return bad(format!(
+            "--block-bytes is {block_bytes}, must not be larger than --pool-bytes, {pool_bytes}"
+        ));
+    };
+    if args.in_flight == 0 {
+        return bad("--in-flight is 0, must be at least 1".to_owned());
+    }
+    if args.requests == Some(0) {
+        return bad("--requests is 0, must be at least 1".to_owned());
+    }
+    let blocks_per_sub_batch = (STAGING_BYTES / block_bytes)
+        .clamp(1, MOST_BLOCKS)
+        .min(slots.get());
+    let pool = Memory::size(slots.get(), block_bytes);
+    let staging = args
+        .in_flight
+        .checked_mul(blocks_per_sub_batch)
+        .and_then(|blocks| Memory::size(blocks, block_bytes));
+    let needed = pool
+        .zip(staging)
+        .and_then(|(pool, staging)| pool.checked_add(staging)?.checked_mul(pools))
+        .map_or(u64::MAX, |bytes| bytes as u64);
+    // The kernel would promise it, and then kill somebody for it.
+    if let Some(available) = status::available_bytes()
+        && needed > available
+    {
+        return bad(format!(
+            "--pool-bytes {pool_bytes} and --in-flight {} need more memory than the {} available, lower them",
+            args.in_flight,
+            BinaryBytes(available),
+        ));
+    }
+    Ok(Sizes {
+        block_bytes,
+        slots,
+        in_flight: args.in_flight,
+        blocks_per_sub_batch,
+    })
+}
+
+/// The settings for the library at `path`; `protocol` wins over `MF_PROTOCOL`.
+pub fn config(path: &Path, protocol: Option<&str>, verbosity: Verbosity) -> Result<Config, Error> {
+    let tent = TentSettings {
+        log_level: match verbosity.level {
+            0 => LogLevel::Warning,
+            _ => LogLevel::Info,
+        },
+        rpc_server_addr: "127.0.0.1:0".to_owned(),
+        ..TentSettings::default()
+    };
+    let environment = |name: &str| match (name, protocol) {
+        ("MF_PROTOCOL", Some(protocol)) => Some(protocol.to_owned()),
+        _ => Config::process_environment(name),
+    };
+    let mut config = Config::resolve(environment, &tent)?;
+    config.library = path.to_owned();
+    Ok(config)
+}
+
+/// Opens the library that the options name, else the emulator.
+pub fn choose(args: &Args) -> Result<Chosen, Problem> {
+    let library = args.library.clone();
+    let Some(path) = library.or_else(Emulator::built_with_this_command) else {
+        return Err(Problem::BadInput(
+            "the emulator that was built with this command is not next to it, name a libmf_smem.so with --library".to_owned(),
+        ));
+    };
+    let library = Library::load(&path)?;
+    let emulator = Emulator::find(library.path());
+    let unset = Config::process_environment("MF_PROTOCOL").is_none();
+    let protocol = (emulator.is_some() && unset).then_some(Protocol::HostRdma.name());
+    Ok(Chosen {
+        config: config(&path, protocol, args.verbosity)?,
+        path: library.path().to_owned(),
+        emulator,
+    })
+}
+
+impl Chosen {
+    /// One line that says what runs.
+    pub fn describe(&self) -> String {
+        let here = std::env::current_dir().unwrap_or_default();
+        let path = self.path.strip_prefix(&here).unwrap_or(&self.path);
+        let what = match self.emulator {
+            // Its own words, which say so.
+            Some(emulator) => emulator.version(),
+            None => "MemFabric library".to_owned(),
+        };
+        format!(
+            "{what} at {}, protocol {}",
+            path.display(),
+            self.config.protocol
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        for (text, bytes) in [
+            ("65536", 65536),
+            ("64k", 65536),
+            ("64K", 65536),
+            ("64KiB", 65536),
+            ("64 KB", 65536),
+            ("512MiB", 512 << 20),
+            ("1GiB", 1 << 30),
+            ("0", 0),
+        ] {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "abc", "-1", "64Q", "99999999999999999999"] {
+            let error = size(text).expect_err(text);
+            assert!(error.contains("must be a number of bytes"), "{error}");
+        }
+    }
+}
