@@ -1,6 +1,8 @@
 //! A scripted backend and an event recorder, shared by the integration tests.
 #![allow(dead_code, missing_docs)]
 
+pub mod emulator;
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Write as _;
 use std::sync::Arc;
