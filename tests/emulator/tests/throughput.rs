@@ -1,4 +1,5 @@
-//! How fast the emulator is beside the bare system call. On demand, in release:
+//! How fast the emulator is beside the bare system call, and what it keeps. On
+//! demand, in release:
 //! `cargo test --release -p memfabric-emulator --test throughput -- --ignored --nocapture`
 #![allow(unsafe_code)] // the bare system call
 
@@ -95,4 +96,43 @@ fn throughput_is_within_ten_percent_of_the_bare_call() {
             "the emulator costs too much"
         );
     }
+}
+
+/// Resident memory of this process in KiB.
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmRSS:"))
+        .expect("Linux");
+    line.split_ascii_whitespace()
+        .nth(1)
+        .and_then(|kib| kib.parse().ok())
+        .expect("a number")
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn a_million_batches_leave_memory_flat() {
+    let peer = PeerProcess::start();
+    assert_eq!(init(), SM_OK);
+    let handle = Handle::create();
+    let from = memory(4096, 0x5a);
+    let blocks: Vec<Block> = (0..16)
+        .map(|i| (address(from) + i, peer.pool + i, 8))
+        .collect();
+    let mut arguments = Arguments::new(&peer.url, 1, &blocks);
+    let begin = Instant::now();
+    let mut sizes = vec![];
+    for _ in 0..10 {
+        for _ in 0..100_000 {
+            through_the_emulator(handle, &peer.url, &mut arguments);
+        }
+        sizes.push(resident_kib());
+    }
+    println!(
+        "KiB after each 100,000 batches: {sizes:?}, {:?}",
+        begin.elapsed()
+    );
+    assert!(sizes[9] < sizes[0] + 256, "{sizes:?}");
 }

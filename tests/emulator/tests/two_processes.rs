@@ -452,9 +452,12 @@ fn exhausted_descriptors_are_an_error_that_passes() {
         // A peer that connects meanwhile waits, until there are descriptors again.
         std::thread::scope(|scope| {
             let asked = scope.spawn(|| it.peer.ask(&ask));
-            std::thread::sleep(Duration::from_millis(30));
+            let cpu = cpu_us();
+            std::thread::sleep(Duration::from_millis(100));
+            let spent = cpu_us() - cpu;
             limit_descriptors(before);
             assert_eq!(asked.join().expect("no panic"), "0");
+            assert!(spent < 50_000, "{spent} us of CPU in 100 ms of waiting");
         });
         let id = it.write();
         assert_eq!(it.handle.result(id), SM_OK);

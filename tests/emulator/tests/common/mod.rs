@@ -511,7 +511,7 @@ fn volatile(byte: &u8) -> u8 {
 }
 
 /// The CPU time of this process in microseconds.
-fn cpu_us() -> u64 {
+pub fn cpu_us() -> u64 {
     // SAFETY: all zeros are a `rusage`.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is live.
