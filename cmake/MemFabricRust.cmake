@@ -1,0 +1,276 @@
+# The Rust core as ordinary CMake targets.
+#
+# memfabric_add_core() memfabric_core: the static library, with the system
+# libraries it needs and the directories of its C++ headers.
+#
+# memfabric_add_emulator() memfabric_emulator, memfabric_emulator_ascendcl: the
+# emulated libmf_smem.so and libascendcl.so, for tests.
+#
+# cargo writes only into the build tree. It runs in every build and decides
+# itself what is stale; what it did not write anew, nothing is rebuilt for.
+#
+# Settings: MEMFABRIC_CARGO, the cargo to use; CARGO_BUILD_TARGET (variable, or
+# environment at the first configuration), the Rust target triple, for
+# cross-compiling.
+
+include_guard(GLOBAL)
+
+# In the cache, because the functions are also called from a surrounding
+# project's directories.
+get_filename_component(root "${CMAKE_CURRENT_LIST_DIR}/.." ABSOLUTE)
+set(MEMFABRIC_ROOT
+    "${root}"
+    CACHE INTERNAL "Where the MemFabric transport's sources are")
+unset(root)
+
+set(CARGO_BUILD_TARGET
+    "$ENV{CARGO_BUILD_TARGET}"
+    CACHE STRING "Rust target triple of the MemFabric core; empty: the host's")
+
+# Finds cargo and rustc and stops the configuration if they cannot build this.
+function(_memfabric_find_rust)
+  file(STRINGS "${MEMFABRIC_ROOT}/Cargo.toml" line REGEX "^rust-version *=")
+  string(REGEX MATCH "[0-9]+(\\.[0-9]+)+" needed "${line}")
+  set(advice
+      "Install Rust ${needed} or later (https://rustup.rs, then 'rustup toolchain install stable'), put cargo and rustc into PATH and configure again, or name cargo with -DMEMFABRIC_CARGO=<path>."
+  )
+
+  find_program(
+    MEMFABRIC_CARGO cargo
+    HINTS "$ENV{CARGO_HOME}/bin" "$ENV{HOME}/.cargo/bin"
+    DOC "cargo, which builds the MemFabric core")
+  if(NOT MEMFABRIC_CARGO)
+    message(
+      FATAL_ERROR
+        "The MemFabric transport's core is written in Rust, and no cargo was found. ${advice}"
+    )
+  endif()
+  get_filename_component(cargo_dir "${MEMFABRIC_CARGO}" DIRECTORY)
+  find_program(
+    MEMFABRIC_RUSTC rustc
+    HINTS ENV RUSTC "${cargo_dir}"
+    DOC "rustc, which cargo runs")
+
+  # In the source directory, where rustup may have an override.
+  foreach(tool cargo rustc)
+    string(TOUPPER "MEMFABRIC_${tool}" variable)
+    execute_process(
+      COMMAND "${${variable}}" --version
+      WORKING_DIRECTORY "${MEMFABRIC_ROOT}"
+      OUTPUT_VARIABLE output
+      ERROR_VARIABLE error
+      RESULT_VARIABLE result)
+    if(NOT result EQUAL 0 OR NOT output MATCHES "([0-9]+\\.[0-9]+\\.[0-9]+)")
+      message(
+        FATAL_ERROR
+          "'${${variable}} --version' failed (${result}): ${output}${error}\n${advice}"
+      )
+    endif()
+    if(CMAKE_MATCH_1 VERSION_LESS needed)
+      message(
+        FATAL_ERROR
+          "${${variable}} is ${tool} ${CMAKE_MATCH_1}, but the MemFabric transport needs Rust ${needed} (rust-version in ${MEMFABRIC_ROOT}/Cargo.toml). ${advice}"
+      )
+    endif()
+  endforeach()
+
+  if(CMAKE_CROSSCOMPILING AND NOT CARGO_BUILD_TARGET)
+    message(
+      FATAL_ERROR
+        "Cross-compiling for ${CMAKE_SYSTEM_PROCESSOR}: set -DCARGO_BUILD_TARGET to the Rust target triple, for example aarch64-unknown-linux-gnu, and install its standard library ('rustup target add <triple>')."
+    )
+  endif()
+endfunction()
+
+# Where cargo writes: result_target, its target directory, and result_artifacts,
+# the folder of the libraries in it. In a multi-configuration build every
+# configuration has its own, because two rules must not make one file. With the
+# name of a configuration as third argument these are plain paths.
+function(_memfabric_directories result_target result_artifacts)
+  set(target_dir "${CMAKE_BINARY_DIR}/memfabric-cargo")
+  get_property(multi GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
+  if(multi AND ARGC GREATER 2)
+    string(APPEND target_dir "/${ARGV2}")
+  elseif(multi)
+    string(APPEND target_dir "/$<CONFIG>")
+  endif()
+  set(profile_dir "$<IF:$<CONFIG:Debug>,debug,release>")
+  if(ARGC GREATER 2)
+    string(TOUPPER "${ARGV2}" config)
+    if(config STREQUAL "DEBUG")
+      set(profile_dir debug)
+    else()
+      set(profile_dir release)
+    endif()
+  endif()
+  set(artifacts "${target_dir}")
+  if(CARGO_BUILD_TARGET)
+    string(APPEND artifacts "/${CARGO_BUILD_TARGET}")
+  endif()
+  set(${result_target}
+      "${target_dir}"
+      PARENT_SCOPE)
+  set(${result_artifacts}
+      "${artifacts}/${profile_dir}"
+      PARENT_SCOPE)
+endfunction()
+
+# The configurations of this build.
+function(_memfabric_configs result)
+  get_property(multi GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
+  if(multi)
+    set(configs ${CMAKE_CONFIGURATION_TYPES})
+  elseif(CMAKE_BUILD_TYPE)
+    set(configs ${CMAKE_BUILD_TYPE})
+  else()
+    set(configs NONE)
+  endif()
+  set(${result}
+      "${configs}"
+      PARENT_SCOPE)
+endfunction()
+
+# Adds the target `name`, which runs `cargo build` with the further arguments,
+# and says that this makes `files`, and `headers` of the bridge.
+function(_memfabric_cargo_build name files headers)
+  _memfabric_directories(target_dir artifacts)
+  # The target directory is given by the variable, because the bridge's
+  # generator, which cargo runs, believes it more than the option.
+  set(environment "CARGO_TARGET_DIR=${target_dir}")
+  # The C++ side of the bridge is compiled by cargo, with this build's compiler.
+  set(target_option "")
+  if(CARGO_BUILD_TARGET)
+    set(target_option --target "${CARGO_BUILD_TARGET}")
+    string(REPLACE "-" "_" triple "${CARGO_BUILD_TARGET}")
+    string(TOUPPER "${triple}" triple_upper)
+    list(
+      APPEND
+      environment
+      "CC_${triple}=${CMAKE_C_COMPILER}"
+      "CXX_${triple}=${CMAKE_CXX_COMPILER}"
+      "CARGO_TARGET_${triple_upper}_LINKER=${CMAKE_C_COMPILER}")
+  else()
+    list(APPEND environment "CC=${CMAKE_C_COMPILER}"
+         "CXX=${CMAKE_CXX_COMPILER}")
+  endif()
+  set(byproducts "")
+  _memfabric_configs(configs)
+  get_property(multi GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
+  if(multi AND NOT CMAKE_VERSION VERSION_LESS 3.20)
+    # Each configuration's rule makes its own files.
+    set(configs "$<CONFIG>")
+  endif()
+  foreach(config IN LISTS configs)
+    _memfabric_directories(target folder "${config}")
+    if(config STREQUAL "$<CONFIG>")
+      set(folder "${artifacts}")
+    endif()
+    foreach(file IN LISTS files)
+      list(APPEND byproducts "${folder}/${file}")
+    endforeach()
+    foreach(header IN LISTS headers)
+      list(APPEND byproducts "${target}/cxxbridge/${header}")
+    endforeach()
+  endforeach()
+  add_custom_target(
+    ${name}
+    COMMAND
+      ${CMAKE_COMMAND} -E env --unset=CARGO_BUILD_TARGET ${environment}
+      "${MEMFABRIC_CARGO}" build --locked
+      "$<IF:$<CONFIG:Debug>,--profile=dev,--profile=release>" ${target_option}
+      ${ARGN}
+    BYPRODUCTS ${byproducts}
+    WORKING_DIRECTORY "${MEMFABRIC_ROOT}"
+    COMMENT "cargo: ${name}"
+    USES_TERMINAL VERBATIM COMMAND_EXPAND_LISTS)
+endfunction()
+
+# Says where the file of an imported target is, for each configuration.
+function(_memfabric_locate target file)
+  _memfabric_configs(configs)
+  foreach(config IN LISTS configs)
+    _memfabric_directories(ignored folder "${config}")
+    string(TOUPPER "${config}" suffix)
+    set_property(TARGET ${target} PROPERTY IMPORTED_LOCATION_${suffix}
+                                           "${folder}/${file}")
+    set_property(
+      TARGET ${target}
+      APPEND
+      PROPERTY IMPORTED_CONFIGURATIONS ${suffix})
+  endforeach()
+  # For a configuration that is asked for and is none of these.
+  list(GET configs 0 config)
+  _memfabric_directories(ignored folder "${config}")
+  set_property(TARGET ${target} PROPERTY IMPORTED_LOCATION "${folder}/${file}")
+endfunction()
+
+function(memfabric_add_core)
+  _memfabric_find_rust()
+  set(library libmemfabric_transport.a)
+  _memfabric_cargo_build(
+    memfabric_core_build "${library}" "memfabric-transport/src/bridge.rs.h" -p
+    memfabric-transport --lib --no-default-features)
+
+  # What the standard library needs is the compiler's to say.
+  set(target_option "")
+  if(CARGO_BUILD_TARGET)
+    set(target_option --target "${CARGO_BUILD_TARGET}")
+  endif()
+  set(empty "${CMAKE_BINARY_DIR}/memfabric-cargo/empty")
+  file(WRITE "${empty}.rs" "")
+  execute_process(
+    COMMAND "${MEMFABRIC_RUSTC}" ${target_option} --crate-type staticlib --print
+            native-static-libs -o "${empty}.a" "${empty}.rs"
+    WORKING_DIRECTORY "${MEMFABRIC_ROOT}"
+    OUTPUT_VARIABLE output
+    ERROR_VARIABLE error
+    RESULT_VARIABLE result)
+  if(NOT result EQUAL 0 OR NOT "${output}${error}" MATCHES
+                           "native-static-libs: ([^\n]*)")
+    message(
+      FATAL_ERROR
+        "${MEMFABRIC_RUSTC} cannot build a static library (${result}): ${output}${error}"
+    )
+  endif()
+  string(STRIP "${CMAKE_MATCH_1}" system_libraries)
+  separate_arguments(system_libraries UNIX_COMMAND "${system_libraries}")
+
+  # GLOBAL: the tests of a surrounding project link it from another directory.
+  add_library(memfabric_core STATIC IMPORTED GLOBAL)
+  _memfabric_locate(memfabric_core "${library}")
+  add_dependencies(memfabric_core memfabric_core_build)
+  _memfabric_configs(configs)
+  foreach(config IN LISTS configs)
+    # An include directory of an imported target must exist.
+    _memfabric_directories(target_dir ignored "${config}")
+    file(MAKE_DIRECTORY "${target_dir}/cxxbridge")
+  endforeach()
+  _memfabric_directories(target_dir ignored)
+  target_include_directories(memfabric_core INTERFACE "${target_dir}/cxxbridge")
+  # Not imported, so that our own headers are no system headers, whose warnings
+  # are not shown.
+  add_library(memfabric_headers INTERFACE)
+  target_include_directories(memfabric_headers
+                             INTERFACE "${MEMFABRIC_ROOT}/include")
+  target_link_libraries(memfabric_core INTERFACE memfabric_headers
+                                                 ${system_libraries})
+  # A shared object that contains the core shows none of Rust's symbols, nor the
+  # bridge's: two of them in one process must not take each other's.
+  target_link_options(memfabric_core INTERFACE
+                      "LINKER:--exclude-libs,${library}")
+endfunction()
+
+function(memfabric_add_emulator)
+  _memfabric_cargo_build(
+    memfabric_emulator_build "libmf_smem.so;libascendcl.so" "" -p
+    memfabric-emulator -p memfabric-emulator-ascendcl)
+  foreach(pair memfabric_emulator=libmf_smem.so
+               memfabric_emulator_ascendcl=libascendcl.so)
+    string(REPLACE "=" ";" pair "${pair}")
+    list(GET pair 0 target)
+    list(GET pair 1 file)
+    add_library(${target} SHARED IMPORTED GLOBAL)
+    _memfabric_locate(${target} "${file}")
+    add_dependencies(${target} memfabric_emulator_build)
+  endforeach()
+endfunction()
