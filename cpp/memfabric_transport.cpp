@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 #include "tent/transport/memfabric/memfabric_transport.h"
 
 #include <glog/logging.h>

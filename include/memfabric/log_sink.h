@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Where the core's log events go: one function of the program that links it.
 
 #ifndef MEMFABRIC_LOG_SINK_H

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Host memory of a machine with Ascend NPUs, for a TENT built without CANN.
 
 #ifndef TENT_PLATFORM_NPU_H

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // TENT's view of the MemFabric transport; everything behind it is the Rust core.
 
 #ifndef TENT_MEMFABRIC_TRANSPORT_H
