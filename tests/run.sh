@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Installs what the tests need (Debian 12, as root) and runs all of them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=${MEMFABRIC_TEST_BUILD:-build}
+mkdir -p "$build"
+build=$(cd "$build" && pwd)
+
+packages=(g++ cmake ninja-build libgtest-dev libgoogle-glog-dev
+    nlohmann-json3-dev clang-format valgrind)
+missing=()
+for package in "${packages[@]}"; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null |
+        grep -q 'install ok installed' || missing+=("$package")
+done
+if ((${#missing[@]})); then
+    if [[ $(id -u) != 0 ]]; then
+        echo "run.sh: as root it installs these, or do so yourself: ${missing[*]}" >&2
+        exit 2
+    fi
+    apt-get update -q
+    DEBIAN_FRONTEND=noninteractive apt-get install -qy \
+        --no-install-recommends "${missing[@]}"
+fi
+
+step() { printf '\n== %s\n' "$*"; }
+
+step 'The published library, which must be refused'
+wheel=$build/published
+if [[ ! -e $wheel/memfabric_hybrid/lib/libmf_smem.so ]] &&
+    python3 -m pip download -q --no-deps --only-binary :all: \
+        --python-version 3.11 --platform manylinux_2_28_x86_64 \
+        -d "$wheel" memfabric-hybrid==1.3.0; then
+    python3 -m zipfile -e "$wheel"/memfabric_hybrid-1.3.0-*.whl "$wheel"
+fi
+if [[ -e $wheel/memfabric_hybrid/lib/libmf_smem.so ]]; then
+    export MEMFABRIC_PUBLISHED_LIBRARY=$wheel/memfabric_hybrid/lib/libmf_smem.so
+    echo "memfabric-hybrid 1.3.0 is at hand"
+else
+    echo 'skipped: the package registry does not answer with memfabric-hybrid 1.3.0'
+fi
+
+step 'Formatting, lints, documentation'
+cargo fmt --all --check
+clang-format --dry-run --Werror cpp/*.cpp include/memfabric/*.h \
+    include/tent/*/*.h include/tent/*/*/*.h tests/cpp/*.cpp \
+    $(find tests/tent -name '*.h' -o -name '*.cpp')
+cargo clippy --locked --workspace --all-targets -- -D warnings
+RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps
+cargo check --locked --no-default-features -p memfabric-transport --lib
+
+step 'The core and the command'
+cargo test --locked --workspace --no-fail-fast 2>&1 | tee "$build/cargo-test.log"
+
+step 'The shim, against both generations of TENT'
+cmake -S . -B "$build/cmake" -G Ninja
+cmake --build "$build/cmake"
+ctest --test-dir "$build/cmake" --output-on-failure --no-tests=error 2>&1 |
+    tee "$build/ctest.log"
+
+step 'Results'
+grep -E '^test result|^     Running|^   Doc-tests' "$build/cargo-test.log"
+grep -E 'tests passed|tests failed' "$build/ctest.log"
