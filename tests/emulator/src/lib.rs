@@ -139,13 +139,16 @@
 
 pub mod abi;
 mod arguments;
+mod call;
 mod callback;
+pub mod control;
 mod copy;
 mod device_memory;
 pub mod exports;
 mod gate;
 mod handle;
 mod lane;
+mod library;
 mod peer;
 mod record;
 mod regions;
