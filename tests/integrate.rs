@@ -824,6 +824,15 @@ fn sources_inside_the_checkout_are_named_relative_to_it() {
 }
 
 #[test]
+fn the_sources_are_where_the_command_was_built_unless_told() {
+    let checkout = Checkout::new(PINNED);
+    checkout.run(&[]).succeeds();
+    let built = format!("      \"{}\"\n", env!("CARGO_MANIFEST_DIR"));
+    let text = checkout.read(TRANSPORTS);
+    assert!(text.contains(&built), "no {built:?} in {text}");
+}
+
+#[test]
 fn a_path_with_blanks_and_cmakes_own_signs_is_quoted() {
     let checkout = Checkout::new(PINNED);
     let before = checkout.snapshot();
