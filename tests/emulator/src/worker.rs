@@ -60,6 +60,9 @@ impl Worker<'_> {
     }
 
     fn copy(&mut self, batch: &Batch) -> i32 {
+        if batch.plan.lose_peer {
+            return SM_NOT_CONNECTED;
+        }
         let request = &batch.request;
         let peer = match &request.peer {
             Some(peer) => Arc::clone(peer),

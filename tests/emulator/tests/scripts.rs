@@ -571,7 +571,6 @@ fn the_environment_has_a_script_for_other_processes() {
             assert_eq!(pair.try_write(), Ok(0));
             assert_eq!(pair.try_write(), Err(SM_NOT_CONNECTED));
             assert_eq!(pair.handle.query(0).0, SM_NEED_RETRY);
-            script("");
             uninit();
             reset();
             assert_eq!(init(), SM_OK, "the environment counts once");

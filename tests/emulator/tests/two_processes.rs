@@ -281,6 +281,31 @@ fn a_peer_killed_while_bytes_move_ends_the_batch() {
 }
 
 #[test]
+fn a_batch_for_a_killed_peer_does_not_wait_for_those_before_it() {
+    isolated(
+        "a_batch_for_a_killed_peer_does_not_wait_for_those_before_it",
+        || {
+            const LENGTH: usize = 64 << 20;
+            let mut it = Setting::new();
+            let other = Handle::create();
+            let (from, to) = (memory(LENGTH, 1), memory(LENGTH, 0));
+            assert_eq!(other.register(address(to), LENGTH), SM_OK);
+            // Seconds of work; the process does not wait for its end.
+            let long = vec![(address(from), address(to), LENGTH); 400];
+            let long = it.handle.write(&other.url(), &long).expect("accepted");
+            let short = it.write();
+            it.peer.kill();
+            assert_eq!(it.handle.result(short), SM_NOT_CONNECTED);
+            assert_eq!(
+                it.handle.query(long).0,
+                SM_NEED_RETRY,
+                "it is still under way"
+            );
+        },
+    );
+}
+
+#[test]
 fn a_peer_that_destroys_its_handle_is_gone_like_a_dead_one() {
     isolated(
         "a_peer_that_destroys_its_handle_is_gone_like_a_dead_one",
@@ -457,7 +482,7 @@ fn exhausted_descriptors_are_an_error_that_passes() {
             let spent = cpu_us() - cpu;
             limit_descriptors(before);
             assert_eq!(asked.join().expect("no panic"), "0");
-            assert!(spent < 50_000, "{spent} us of CPU in 100 ms of waiting");
+            assert!(spent < 10_000, "{spent} us of CPU in 100 ms of waiting");
         });
         let id = it.write();
         assert_eq!(it.handle.result(id), SM_OK);
