@@ -1,6 +1,6 @@
 //! tracing events on standard error, around the progress bar.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 use indicatif::ProgressBar;
 use tracing_subscriber::filter::LevelFilter;
@@ -13,7 +13,7 @@ use tracing_subscriber::{Registry, reload};
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Verbosity {
     /// Log more to standard error: -v informs, -vv debugs, -vvv traces
-    #[arg(short, long = "verbose", action = clap::ArgAction::Count)]
+    #[arg(short = 'v', long = "verbose", action = clap::ArgAction::Count)]
     pub level: u8,
 }
 
@@ -36,6 +36,7 @@ impl Log {
         let bar = ProgressBar::hidden();
         let lines = tracing_subscriber::fmt::layer()
             .with_target(false)
+            .with_ansi(io::stderr().is_terminal())
             .with_writer(Lines(bar.clone()));
         tracing_subscriber::registry()
             .with(filter)

@@ -1,7 +1,7 @@
 //! Blocks of memory that a library fills and empties behind the compiler's back.
 
 use std::collections::TryReserveError;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memfabric_transport::Region;
 
@@ -57,6 +57,13 @@ impl Memory {
     pub fn block(&self, index: usize) -> &[AtomicU64] {
         let words = Self::stride(self.block_bytes) / WORD;
         &self.words[index * words..][..words]
+    }
+
+    /// Makes block `index` look as if it was never written.
+    pub fn poison(&self, index: usize) {
+        for word in self.block(index) {
+            word.store(POISON, Ordering::Relaxed);
+        }
     }
 
     /// Where block `index` begins.

@@ -83,7 +83,8 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value_t = 4)]
     in_flight: usize,
 
-    /// The libmf_smem.so to use: a path, or a name for the dynamic linker
+    /// The libmf_smem.so to use: a file, or a name for the dynamic linker to look
+    /// up
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
 

@@ -137,7 +137,7 @@ impl Target {
             .map_err(|error| Problem::Target(format!("cannot write an order: {error}")))?;
         line.push('\n');
         let Some(orders) = &mut self.orders else {
-            return Err(Problem::Target("was told to exit".to_owned()));
+            return Err(self.gone(|| "was told to exit".to_owned()));
         };
         let sent = orders
             .write_all(line.as_bytes())

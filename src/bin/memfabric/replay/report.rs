@@ -258,7 +258,7 @@ impl Side {
 }
 
 impl Report {
-    /// Everything that makes a replay a failure, each with its number.
+    /// Everything that makes a replay a failure.
     pub fn faults(&self) -> Vec<String> {
         let sides = || std::iter::once(&self.transport).chain(&self.raw);
         let failed: u64 = sides().map(|side| side.failed_tasks).sum();
@@ -273,7 +273,7 @@ impl Report {
         ];
         let counted = counted.iter().filter(|(number, _)| *number > 0);
         counted
-            .map(|(number, what)| format!("{} {what}", HumanCount(*number)))
+            .map(|(number, what)| format!("{what}: {}", HumanCount(*number)))
             .chain(self.problems.iter().cloned())
             .collect()
     }

@@ -110,7 +110,11 @@ pub fn config(path: &Path, protocol: Option<&str>, verbosity: Verbosity) -> Resu
 
 /// Opens the library that the options name, else the emulator.
 pub fn choose(args: &Args) -> Result<Chosen, Problem> {
-    let library = args.library.clone();
+    let library = args.library.as_ref().map(|library| {
+        // The dynamic linker takes a name without a slash for one to look up, a
+        // user takes it for a file that is here.
+        std::fs::canonicalize(library).unwrap_or_else(|_| library.clone())
+    });
     let Some(path) = library.or_else(Emulator::built_with_this_command) else {
         return Err(Problem::BadInput(
             "the emulator that was built with this command is not next to it, name a libmf_smem.so with --library".to_owned(),

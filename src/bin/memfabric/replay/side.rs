@@ -286,11 +286,14 @@ impl Side {
     fn add(&mut self, flight: usize, block: u64, slot: usize, opcode: Opcode) {
         let flight = &mut self.flights[flight];
         let index = flight.pieces.len();
+        let begun = Instant::now();
         if opcode == Opcode::WRITE {
-            let begun = Instant::now();
             self.content.fill(flight.staging.block(index), block);
-            self.totals.contents += begun.elapsed();
+        } else {
+            // An earlier flight may have left this very block there.
+            flight.staging.poison(index);
         }
+        self.totals.contents += begun.elapsed();
         flight.pieces.push(Piece {
             block,
             slot,
