@@ -195,7 +195,10 @@ mod tests {
     #[test]
     fn a_block_larger_than_one_call_takes_arrives_whole() {
         let length = BYTES + BYTES / 2 + 13;
-        let from: Vec<u8> = (0..length).map(|byte| (byte % 253) as u8).collect();
+        let mut from = vec![7_u8; length];
+        for (i, page) in from.chunks_mut(4096).enumerate() {
+            page[0] = (i % 251) as u8;
+        }
         let mut to = vec![0_u8; length];
         let (local, remote) = (to.as_mut_ptr() as usize, from.as_ptr() as usize);
         assert_eq!(

@@ -261,6 +261,30 @@ impl Handle {
         }
     }
 
+    /// Lets go of a peer that is gone: its descriptors, its mapping.
+    pub(crate) fn forget(&self, peer: &Arc<Peer>) {
+        let mut slots = self.slots.lock();
+        let Some(slot) = slots.get(&peer.url) else {
+            return;
+        };
+        // Whoever holds it is connecting afresh, and replaces the peer.
+        let Some(mut known) = slot.try_lock() else {
+            return;
+        };
+        if known
+            .peer
+            .as_ref()
+            .is_some_and(|known| Arc::ptr_eq(known, peer))
+        {
+            known.peer = None;
+        }
+        let forgotten = known.peer.is_none() && !known.lost && Arc::strong_count(slot) == 1;
+        drop(known);
+        if forgotten {
+            slots.remove(&peer.url);
+        }
+    }
+
     /// Drops the connection; the service thread sees it and does the rest.
     fn lose(&self, url: &str) {
         let slot = self.slot(url);

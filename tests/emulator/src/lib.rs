@@ -100,7 +100,7 @@
 //! | `region=code` | each region of `register` and `batch_register` | registering that region fails with the code; the ones before it in the call stay registered |
 //! | `visible_after=duration` | each region registered | peers see it that much later |
 //! | `refuse_zero` | each `submit` | a batch with a zero length is refused with `SM_INVALID_PARAM` |
-//! | `late_args` | each `submit` | `destUrl` and the three arrays are read only when the batch executes, and compared once more with what they were before the result; what was wrong then becomes the result |
+//! | `late_args` | each `submit` | `destUrl` and the three arrays are read only when the batch executes, and once more before its result; if they are not what they were at submission, that is a violation. What is wrong with them becomes the result. They are read with `memcpy`, which AddressSanitizer and memcheck watch |
 //! | `delay=duration` | each accepted batch | it is executed that much after its submission; other batches overtake it |
 //! | `hang` | each accepted batch | it is held, not executed, until `mf_emu_release`, whatever becomes of its peer |
 //! | `result=code` | each accepted batch | nothing is copied, the result is the code |

@@ -118,6 +118,7 @@ impl Service {
             record::subtract(Counter::peers, 1);
             peer.end();
             self.handle.lane.lock().fail(&peer, SM_NOT_CONNECTED);
+            self.handle.forget(&peer);
         }
         if instance != self.handle.instance && self.ended.insert(instance) {
             record::print(record::Level::Info, &format!("the peer {name} is gone"));

@@ -203,6 +203,27 @@ fn a_destroyed_handle_can_be_followed_by_another_life() {
     });
 }
 
+#[test]
+fn peers_that_come_and_go_leave_no_descriptors_behind() {
+    isolated("peers_that_come_and_go_leave_no_descriptors_behind", || {
+        assert_eq!(init(), SM_OK);
+        let handle = Handle::create();
+        let memory = memory(64, 1);
+        let block = [(address(memory), address(memory) + 32, 32)];
+        let descriptors = || std::fs::read_dir("/proc/self/fd").expect("Linux").count();
+        let before = descriptors();
+        for _ in 0..50 {
+            let target = Handle::create();
+            assert_eq!(target.register(address(memory), 64), SM_OK);
+            let id = handle.write(&target.url(), &block).expect("accepted");
+            assert_eq!(handle.result(id), SM_OK);
+            target.destroy();
+            wait_for("the descriptors", || descriptors() <= before);
+        }
+        assert_eq!((count("peers"), count("violations")), (0, 0));
+    });
+}
+
 /// A function of the emulated libascendcl.so.
 fn acl<T: Copy>(name: &str) -> T {
     let path = library_path().with_file_name("libascendcl.so");
