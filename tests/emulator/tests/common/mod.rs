@@ -512,10 +512,19 @@ fn volatile(byte: &u8) -> u8 {
 
 /// The CPU time of this process in microseconds.
 pub fn cpu_us() -> u64 {
+    used_cpu_us(libc::RUSAGE_SELF)
+}
+
+/// The CPU time of this thread in microseconds.
+pub fn thread_cpu_us() -> u64 {
+    used_cpu_us(libc::RUSAGE_THREAD)
+}
+
+fn used_cpu_us(who: c_int) -> u64 {
     // SAFETY: all zeros are a `rusage`.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     // SAFETY: `usage` is live.
-    unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
+    unsafe { libc::getrusage(who, &mut usage) };
     let us = |time: libc::timeval| time.tv_sec as u64 * 1_000_000 + time.tv_usec as u64;
     us(usage.ru_utime) + us(usage.ru_stime)
 }
