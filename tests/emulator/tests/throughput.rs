@@ -1,5 +1,5 @@
 //! How fast the emulator is beside the bare system call, and what it keeps. On
-//! demand, in release:
+//! demand, in release, on an otherwise idle machine:
 //! `cargo test --release -p memfabric-emulator --test throughput -- --ignored --nocapture`
 #![allow(unsafe_code)] // the bare system call
 
