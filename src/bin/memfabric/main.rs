@@ -1,5 +1,6 @@
 //! The `memfabric` command.
 
+mod doctor;
 mod integrate;
 mod replay;
 
@@ -19,6 +20,7 @@ struct Cli {
 enum Command {
     Replay(replay::Args),
     Integrate(integrate::Args),
+    Doctor(doctor::Args),
     /// The other process of a replay
     #[command(hide = true)]
     ReplayTarget(replay::target::Args),
@@ -29,5 +31,6 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(args),
         Command::ReplayTarget(args) => replay::target::run(args),
         Command::Integrate(args) => integrate::run(args),
+        Command::Doctor(args) => doctor::run(args),
     }
 }
