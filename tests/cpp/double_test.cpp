@@ -1,0 +1,302 @@
+// What only the doubles of TENT can do on demand: throw, refuse, answer
+// nonsense, and count.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "support/fixture.h"
+#include "tent/platform/npu.h"
+#include "tent_double/cluster.h"
+#include "tent_double/faults.h"
+
+namespace memfabric_test {
+namespace {
+
+using tent_double::Call;
+
+constexpr size_t kLength = 4096;
+
+class DoubleTest : public EmulatedTest {
+   protected:
+    ~DoubleTest() override {
+        tent_double::reset();
+        tent_double::forgetAll();
+    }
+
+    Request to(SegmentID target) {
+        return makeRequest(Request::WRITE, target, ours.at(), theirs.at(),
+                           kLength);
+    }
+
+    Memory ours{kLength, 1};
+    Memory theirs{kLength, 2};
+};
+
+// What a TENT call may throw: exceptions, and what is none.
+std::vector<std::exception_ptr> exceptions() {
+    return {std::make_exception_ptr(std::runtime_error("scripted exception")),
+            std::make_exception_ptr(42)};
+}
+
+TEST_F(DoubleTest, ExceptionFromAnyCallOfInstallIsAnErrorAndNothingIsLeft) {
+    for (Call call : {Call::kConfigGet, Call::kGetLocal, Call::kUpdateLocal,
+                      Call::kSynchronizeLocal}) {
+        for (const auto& exception : exceptions()) {
+            // Each of the times that install makes this call.
+            for (uint64_t n = 1;; ++n) {
+                SCOPED_TRACE(std::string(nameOf(call)) + " " +
+                             std::to_string(n));
+                Engine engine;
+                tent_double::reset();
+                tent_double::throwAt(call, n, exception);
+                const Status status = engine.install();
+                if (tent_double::count(call) < n) {
+                    EXPECT_GT(n, 1u) << "install never makes this call";
+                    EXPECT_TRUE(status.ok()) << status;
+                    break;
+                }
+                tent_double::reset();
+                EXPECT_TRUE(status.IsInternalError()) << status;
+                EXPECT_EQ(engine.endpoint(), "(none)");
+                EXPECT_EQ(emulator.count("handles"), 0u);
+                const Status again = engine.install();
+                EXPECT_TRUE(again.ok()) << again;
+            }
+        }
+    }
+}
+
+TEST_F(DoubleTest, RefusedPublicationFailsTheInstallAndUndoesIt) {
+    for (Call call : {Call::kUpdateLocal, Call::kSynchronizeLocal}) {
+        Engine engine;
+        tent_double::failAt(call, 1, Status::MetadataError("store is down"));
+        const Status status = engine.install();
+        EXPECT_FALSE(status.ok());
+        EXPECT_NE(status.message().find("store is down"),
+                  std::string_view::npos)
+            << status;
+        EXPECT_EQ(engine.endpoint(), "(none)") << "still advertised";
+        EXPECT_EQ(emulator.count("handles"), 0u);
+        EXPECT_FALSE(engine.transport().capabilities().dram_to_dram);
+        tent_double::reset();
+        EXPECT_TRUE(engine.install().ok());
+    }
+}
+
+TEST_F(DoubleTest, PublishingIsOneUpdateAndOneSynchronisation) {
+    Engine engine;
+    tent_double::reset();
+    engine.installed();
+    EXPECT_EQ(tent_double::count(Call::kUpdateLocal), 1u);
+    EXPECT_EQ(tent_double::count(Call::kSynchronizeLocal), 1u);
+    EXPECT_TRUE(engine.transport().uninstall().ok());
+    EXPECT_EQ(tent_double::count(Call::kUpdateLocal), 2u);
+    EXPECT_EQ(tent_double::count(Call::kSynchronizeLocal), 2u);
+}
+
+TEST_F(DoubleTest, ExceptionFromAnyCallOfUninstallStillTakesTheLibraryDown) {
+    for (Call call :
+         {Call::kGetLocal, Call::kUpdateLocal, Call::kSynchronizeLocal}) {
+        for (const auto& exception : exceptions()) {
+            SCOPED_TRACE(nameOf(call));
+            Engine engine;
+            engine.installed();
+            tent_double::throwAt(call, 1, exception);
+            const Status status = engine.transport().uninstall();
+            tent_double::reset();
+            EXPECT_TRUE(status.IsInternalError()) << status;
+            EXPECT_EQ(emulator.count("handles"), 0u);
+        }
+    }
+}
+
+TEST_F(DoubleTest, ExceptionInTheDestructorStaysThere) {
+    for (Call call :
+         {Call::kGetLocal, Call::kUpdateLocal, Call::kSynchronizeLocal}) {
+        for (const auto& exception : exceptions()) {
+            Engine engine;
+            engine.installed();
+            tent_double::throwAt(call, 1, exception);
+            engine.destroyTransport();
+            tent_double::reset();
+            EXPECT_EQ(emulator.count("handles"), 0u);
+        }
+    }
+}
+
+TEST_F(DoubleTest, ExceptionWhileResolvingFailsThatPeersTasksOnly) {
+    Engine good;
+    Engine local;
+    good.installed();
+    local.installed();
+    ASSERT_TRUE(good.add(theirs.at(), theirs.size()).ok());
+    ASSERT_TRUE(local.add(theirs.at(), theirs.size()).ok());
+    const SegmentID peer = local.open(good.name);
+    for (Call call : {Call::kWithCachedSegment, Call::kGetRemoteCached}) {
+        for (const auto& exception : exceptions()) {
+            SCOPED_TRACE(nameOf(call));
+            SubBatch batch(local.transport(), 3);
+            tent_double::throwAt(call, 1, exception);
+            const Status status =
+                batch.submit({to(peer), to(LOCAL_SEGMENT_ID)});
+            tent_double::reset();
+            ASSERT_TRUE(status.ok()) << status;
+            EXPECT_EQ(batch.await(0).s, TransferStatusEnum::FAILED);
+            EXPECT_EQ(batch.await(1).s, TransferStatusEnum::COMPLETED);
+            ASSERT_TRUE(batch.submit({to(peer)}).ok());
+            EXPECT_EQ(batch.await(2).s, TransferStatusEnum::COMPLETED);
+        }
+    }
+}
+
+TEST_F(DoubleTest, ExceptionWhileDroppingAStaleDescriptionFailsTheTask) {
+    Engine good;
+    Engine local;
+    good.installed();
+    local.installed();
+    ASSERT_TRUE(good.add(theirs.at(), theirs.size()).ok());
+    const SegmentID peer = local.open(good.name);
+    for (const auto& exception : exceptions()) {
+        emulator.script("result=SM_ERROR");
+        SubBatch batch(local.transport(), 3);
+        ASSERT_TRUE(batch.submit({to(peer)}).ok());
+        EXPECT_EQ(batch.await(0).s, TransferStatusEnum::FAILED);
+        emulator.script("");
+        tent_double::reset();
+        tent_double::throwAt(Call::kInvalidateRemote, 1, exception);
+        ASSERT_TRUE(batch.submit({to(peer)}).ok());
+        EXPECT_EQ(tent_double::count(Call::kInvalidateRemote), 1u)
+            << "a failed batch drops the cached description";
+        tent_double::reset();
+        EXPECT_EQ(batch.await(1).s, TransferStatusEnum::FAILED);
+        ASSERT_TRUE(batch.submit({to(peer)}).ok());
+        EXPECT_EQ(batch.await(2).s, TransferStatusEnum::COMPLETED);
+    }
+}
+
+TEST_F(DoubleTest, EachDistinctTargetOfACallIsResolvedOnce) {
+    Engine first;
+    Engine second;
+    Engine local;
+    first.installed();
+    second.installed();
+    local.installed();
+    const SegmentID a = local.open(first.name);
+    const SegmentID b = local.open(second.name);
+    ASSERT_TRUE(first.add(theirs.at(), theirs.size()).ok());
+    Memory other(kLength, 3);
+    ASSERT_TRUE(second.add(other.at(), other.size()).ok());
+    auto to_second =
+        makeRequest(Request::READ, b, ours.at(), other.at(), kLength);
+    SubBatch batch(local.transport(), 6);
+    tent_double::reset();
+    ASSERT_TRUE(batch.submit({to(a), to_second, to(a), to_second, to(a)}).ok());
+    EXPECT_EQ(tent_double::count(Call::kWithCachedSegment), 2u);
+    EXPECT_EQ(tent_double::fetches(first.name), 1u);
+    for (int task = 0; task < 5; ++task) {
+        EXPECT_EQ(batch.await(task).s, TransferStatusEnum::COMPLETED);
+    }
+    // A healthy peer's description stays cached.
+    ASSERT_TRUE(batch.submit({to(a)}).ok());
+    EXPECT_EQ(batch.await(5).s, TransferStatusEnum::COMPLETED);
+    EXPECT_EQ(tent_double::fetches(first.name), 1u);
+    EXPECT_EQ(tent_double::count(Call::kInvalidateRemote), 0u);
+}
+
+TEST_F(DoubleTest, MissingEndpointIsLookedForOnceMoreAndNotAgain) {
+    Engine without;
+    Engine local;
+    local.installed();
+    const SegmentID target = local.open(without.name);
+    SubBatch batch(local.transport(), 1);
+    ASSERT_TRUE(batch.submit({to(target)}).ok());
+    EXPECT_EQ(batch.await(0).s, TransferStatusEnum::FAILED);
+    EXPECT_EQ(tent_double::fetches(without.name), 2u);
+}
+
+TEST_F(DoubleTest, NonsenseFromAPeerIsAFailedTask) {
+    Engine local;
+    local.installed();
+    for (const char* text :
+         {"", "{", "null", "[]", "{\"type\":\"memory\"}", "\"\\ud800\"",
+          R"({"name":"p","type":"memory","machine_id":"","rpc_server_addr":"",)"
+          R"("detail":{"device_attrs":{"memfabric_unique_id":7},)"
+          R"("buffers":[],"devices":[]}})"}) {
+        tent_double::answer("nonsense", text);
+        ASSERT_TRUE(
+            local.segments().invalidateAllCacheForRemote("nonsense").ok());
+        SubBatch batch(local.transport(), 1);
+        const Status status = batch.submit({to(local.open("nonsense"))});
+        EXPECT_TRUE(status.ok()) << text << ": " << status;
+        EXPECT_EQ(batch.await(0).s, TransferStatusEnum::FAILED) << text;
+    }
+    EXPECT_EQ(emulator.count("submit"), 0u);
+}
+
+TEST_F(DoubleTest, EndpointsThatCannotBeUsedFailWithoutAVendorCall) {
+    Engine local;
+    local.installed();
+    SegmentDesc segment{};
+    segment.name = "peer";
+    segment.type = SegmentType::Memory;
+    auto& attrs = std::get<MemorySegmentDesc>(segment.detail).device_attrs;
+    for (const std::string& endpoint :
+         {std::string("10.0.0.9"), std::string("10.0.0.9:"),
+          std::string("10.0.0.9:0"), std::string("10.0.0.9:99999"),
+          std::string("somewhere:1"), std::string("[::1:5"), std::string(" "),
+          std::string("10.0.0.9:1\n"), std::string(100, '1') + ":1"}) {
+        attrs[kEndpointKey] = endpoint;
+        tent_double::describe("peer", segment);
+        ASSERT_TRUE(local.segments().invalidateAllCacheForRemote("peer").ok());
+        SubBatch batch(local.transport(), 1);
+        ASSERT_TRUE(batch.submit({to(local.open("peer"))}).ok());
+        EXPECT_EQ(batch.await(0).s, TransferStatusEnum::FAILED) << endpoint;
+    }
+    EXPECT_EQ(emulator.count("submit"), 0u);
+}
+
+TEST_F(DoubleTest, ConfigurationUnderASlashedKeyIsRead) {
+    Engine engine;
+    ASSERT_TRUE(
+        engine.config->load(R"({"transports/memfabric/protocol":"host_rdma"})")
+            .ok());
+    EXPECT_TRUE(engine.install().ok());
+}
+
+TEST_F(DoubleTest, PlatformWithoutDeviceMemoryIsTheCpuPlatform) {
+    NpuPlatform platform(nullptr);
+    EXPECT_EQ(platform.type(), "cpu");
+    EXPECT_EQ(platform.getMemoryType(ours.at()), MTYPE_CPU);
+    EXPECT_EQ(platform.getLocation(ours.at(), kLength).at(0).location, "cpu:0");
+    EXPECT_TRUE(platform.copy(theirs.at(), ours.at(), kLength).ok());
+    EXPECT_TRUE(theirs.holds(1));
+    EXPECT_EQ(tent_double::count(Call::kCopy), 1u);
+}
+
+TEST_F(DoubleTest, PlatformKnowsDeviceMemoryAndNeverTouchesIt) {
+    auto& ascend = AscendEmulator::get();
+    ascend.setDevice(2);
+    void* device = ascend.allocate(kLength, 2);
+    ASSERT_NE(device, nullptr);
+    NpuPlatform platform(nullptr);
+    EXPECT_EQ(platform.getMemoryType(device), MTYPE_CUDA);
+    const auto locations = platform.getLocation(device, kLength);
+    ASSERT_EQ(locations.size(), 1u);
+    EXPECT_EQ(locations[0].location, "npu:2");
+    EXPECT_EQ(locations[0].start, reinterpret_cast<uint64_t>(device));
+    EXPECT_EQ(locations[0].len, kLength);
+
+    EXPECT_TRUE(platform.copy(device, ours.at(), kLength).ok());
+    EXPECT_EQ(std::memcmp(ascend.alias(device), ours.at(), kLength), 0);
+    EXPECT_TRUE(platform.copy(theirs.at(), device, kLength).ok());
+    EXPECT_TRUE(theirs.holds(1));
+    EXPECT_TRUE(platform.copy(device, ours.at(), 0).ok());
+    const Status overrun = platform.copy(device, ours.at(), 2 * kLength);
+    EXPECT_TRUE(overrun.IsInternalError()) << overrun;
+    ascend.free(device);
+    ascend.setDevice(-1);
+}
+
+}  // namespace
+}  // namespace memfabric_test
