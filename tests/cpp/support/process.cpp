@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <stdexcept>
 
 extern char** environ;
@@ -72,7 +73,9 @@ bool runRole(int argc, char** argv, int* exit_status) {
 Process::Process(const std::string& role,
                  const std::vector<std::string>& arguments,
                  const Environment& environment) {
-    std::vector<std::string> command = {"/proc/self/exe", kRoleOption + role};
+    // By its path, because under valgrind the link names valgrind to others.
+    std::vector<std::string> command = {
+        std::filesystem::read_symlink("/proc/self/exe"), kRoleOption + role};
     command.insert(command.end(), arguments.begin(), arguments.end());
     // All of it before the fork: afterwards only system calls are safe, for
     // the program has threads.
