@@ -296,11 +296,12 @@ impl SubBatch {
     /// end is FAILED: the engine asks for one after a failed failover.
     ///
     /// `task` counts as polled: it has seen the batch's latest answer.
+    #[inline]
     pub(crate) fn peek(&self, task: usize) -> Peek<'_> {
-        if task >= self.len() {
+        let published = self.table.tasks.get(..self.len());
+        let Some(task) = published.and_then(|tasks| tasks.get(task)) else {
             return Peek::Answer(TaskStatus::FAILED);
-        }
-        let task = &self.table.tasks[task];
+        };
         let batch = match task.batch.load(Ordering::Relaxed) {
             EMPTY => {
                 return Peek::Answer(TaskStatus {
@@ -340,8 +341,8 @@ impl SubBatch {
 pub(crate) struct Grouping {
     /// For each peer of the call, its endpoint if it has a usable one.
     endpoints: Vec<Option<Endpoint>>,
-    /// For each peer, READ then WRITE: position in `groups`.
-    group_of: Vec<[Group; 2]>,
+    /// For each peer, READ then WRITE: position in `groups`, or [`NO_GROUP`].
+    group_of: Vec<[u32; 2]>,
     /// In order of their first request; none is empty.
     pub(crate) groups: Vec<CopyBatch>,
     /// The first request that no library could execute, with its position.
@@ -349,12 +350,9 @@ pub(crate) struct Grouping {
     spare: Vec<CopyBatch>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Group {
-    None,
-    At(u32),
-    Unreachable,
-}
+/// Past the end of [`Grouping::groups`]: no request of a peer and direction so
+/// far, or none that can have a group.
+const NO_GROUP: u32 = u32::MAX;
 
 /// A peer whose tasks are FAILED at submission, and why.
 #[derive(Debug)]
@@ -382,7 +380,7 @@ impl Grouping {
             match endpoint {
                 Ok(endpoint) => {
                     self.endpoints.push(Some(endpoint));
-                    self.group_of.push([Group::None; 2]);
+                    self.group_of.push([NO_GROUP; 2]);
                 }
                 Err(problem) => {
                     unreachable.push(Unreachable {
@@ -390,7 +388,7 @@ impl Grouping {
                         problem,
                     });
                     self.endpoints.push(None);
-                    self.group_of.push([Group::Unreachable; 2]);
+                    self.group_of.push([NO_GROUP; 2]);
                 }
             }
         }
@@ -421,15 +419,9 @@ impl Grouping {
         }
         let tasks = &sub_batch.table.tasks[first_task..];
         for (index, (request, task)) in requests.zip(tasks).enumerate() {
-            let group = self.known_group(index, &request)?;
-            let batch = if request.length == 0 {
-                EMPTY
-            } else if !request.is_addressable() {
-                self.unaddressable.get_or_insert((index, request));
-                REFUSED
-            } else {
-                self.add(group, &request)
-                    .map_or(REFUSED, |group| first_batch + group)
+            let batch = match self.add(&request) {
+                Some(group) => first_batch + group,
+                None => self.add_unusual(index, &request, first_batch)?,
             };
             task.length.store(request.length as u64, Ordering::Relaxed);
             task.batch.store(batch, Ordering::Relaxed);
@@ -438,44 +430,62 @@ impl Grouping {
         Ok(())
     }
 
-    /// The group of a request's peer and direction, if it has one already.
-    fn known_group(&self, index: usize, request: &Request) -> Result<Group, Error> {
-        let groups = self
-            .group_of
-            .get(request.peer as usize)
-            .ok_or(Error::PeerOutOfRange {
-                request: index,
-                peer: request.peer,
-                peers: self.group_of.len(),
-            })?;
-        let group = groups.get(usize::from(request.opcode.0));
-        group.copied().ok_or(Error::OpcodeUnknown {
-            request: index,
-            opcode: request.opcode.0,
-        })
-    }
-
-    /// Adds a request's piece to its group; None if its peer is unreachable.
-    fn add(&mut self, known: Group, request: &Request) -> Option<u32> {
-        let group = match known {
-            Group::None => self.new_group(request),
-            known => known,
-        };
-        let Group::At(position) = group else {
+    /// Adds a request's piece to the group that its peer and direction have; None
+    /// if there is more to it. Nearly every request is done with here.
+    #[inline]
+    fn add(&mut self, request: &Request) -> Option<u32> {
+        if request.length == 0 || !request.is_addressable() {
             return None;
-        };
-        self.groups[position as usize].push(request.source, request.target, request.length);
+        }
+        let groups = self.group_of.get(request.peer as usize)?;
+        let position = *groups.get(usize::from(request.opcode.0))?;
+        let group = self.groups.get_mut(position as usize)?;
+        group.push(request.source, request.target, request.length);
         Some(position)
     }
 
-    /// The first request of a peer and direction: joins the group of an earlier
-    /// entry with the same endpoint, or begins one.
+    /// What becomes of a request that [`Self::add`] did not take: the task's
+    /// [`Task::batch`].
     #[cold]
-    fn new_group(&mut self, request: &Request) -> Group {
+    fn add_unusual(
+        &mut self,
+        index: usize,
+        request: &Request,
+        first_batch: u32,
+    ) -> Result<u32, Error> {
         let (peer, opcode) = (request.peer as usize, request.opcode);
-        let Some(endpoint) = self.endpoints[peer] else {
-            return Group::Unreachable;
+        let Some(groups) = self.group_of.get(peer) else {
+            return Err(Error::PeerOutOfRange {
+                request: index,
+                peer: request.peer,
+                peers: self.group_of.len(),
+            });
         };
+        if usize::from(opcode.0) >= groups.len() {
+            return Err(Error::OpcodeUnknown {
+                request: index,
+                opcode: opcode.0,
+            });
+        }
+        if request.length == 0 {
+            return Ok(EMPTY);
+        }
+        if !request.is_addressable() {
+            self.unaddressable.get_or_insert((index, *request));
+            return Ok(REFUSED);
+        }
+        let Some(endpoint) = self.endpoints[peer] else {
+            return Ok(REFUSED);
+        };
+        let group = self.group_with(endpoint, opcode);
+        self.group_of[peer][usize::from(opcode.0)] = group;
+        Ok(self
+            .add(request)
+            .map_or(REFUSED, |group| first_batch + group))
+    }
+
+    /// The group of an earlier peer with the same endpoint, or a new one.
+    fn group_with(&mut self, endpoint: Endpoint, opcode: Opcode) -> u32 {
         let same = self
             .groups
             .iter()
@@ -486,9 +496,7 @@ impl Grouping {
             self.groups.push(batch);
             self.groups.len() - 1
         });
-        let group = Group::At(position as u32);
-        self.group_of[peer][usize::from(opcode.0)] = group;
-        group
+        position as u32
     }
 }
 
