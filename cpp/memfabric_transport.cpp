@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <string_view>
+#include <typeinfo>
 #include <utility>
 
 #include "memfabric-transport/src/bridge.rs.h"
@@ -41,14 +42,13 @@ static_assert(static_cast<int>(Request::WRITE) == 1);
         std::string_view(outcome.message.data(), outcome.message.size()));
 }
 
-// Runs one method's body; an exception becomes a status that names the method.
-// TENT, its JSON library and its RPC all throw, and some of the engine's
-// threads end the process when an exception reaches them.
-template <typename Body>
-[[nodiscard]] Status guard(const char *method, Body body) noexcept {
+// The exception that is being handled, as a status that names the method. Never
+// inlined, as it would burden the path on which nothing is thrown.
+[[nodiscard, gnu::cold, gnu::noinline]] Status thrown(
+    const char *method) noexcept {
     try {
         try {
-            return body();
+            throw;
         } catch (const std::exception &e) {
             return Status::InternalError(std::string("memfabric ") + method +
                                          " failed: " + e.what());
@@ -58,6 +58,18 @@ template <typename Body>
         }
     } catch (...) {
         return Status(Status::Code::kInternalError, method);
+    }
+}
+
+// Runs one method's body; an exception becomes a status that names the method.
+// TENT, its JSON library and its RPC all throw, and some of the engine's
+// threads end the process when an exception reaches them.
+template <typename Body>
+[[nodiscard]] Status guard(const char *method, Body body) noexcept {
+    try {
+        return body();
+    } catch (...) {
+        return thrown(method);
     }
 }
 
@@ -102,7 +114,7 @@ auto &deviceAttrs(SegmentDesc &desc) {
 
 rust::Str str(std::string_view text) { return {text.data(), text.size()}; }
 
-struct MemFabricSubBatch : public Transport::SubBatch {
+struct MemFabricSubBatch final : public Transport::SubBatch {
     explicit MemFabricSubBatch(rust::Box<memfabric::SubBatch> tasks)
         : tasks(std::move(tasks)) {}
 
@@ -110,6 +122,24 @@ struct MemFabricSubBatch : public Transport::SubBatch {
 
     rust::Box<memfabric::SubBatch> tasks;
 };
+
+// Null if it is null or another transport's. Compares the types themselves: a
+// dynamic_cast, which also looks for base classes, costs more than the rest of
+// a poll.
+MemFabricSubBatch *own(Transport::SubBatchRef batch) {
+    if (!batch || typeid(*batch) != typeid(MemFabricSubBatch)) return nullptr;
+    return static_cast<MemFabricSubBatch *>(batch);
+}
+
+[[nodiscard, gnu::cold, gnu::noinline]] Status notOurs(const char *method) {
+    return Status::InvalidArgument(
+        std::string("memfabric ") + method +
+        ": the sub-batch is null or another transport's");
+}
+
+[[nodiscard, gnu::cold, gnu::noinline]] Status pollError() {
+    return toStatus(memfabric::pollError());
+}
 
 // One distinct target of a call. The views in `peer` point into `pin`, which
 // keeps the description alive, or into `problem`.
@@ -126,13 +156,18 @@ struct Scratch {
     std::vector<memfabric::Peer> peers;
     std::vector<memfabric::Request> requests;
 
+    // Requests mostly go where the one before went, or take turns.
     uint32_t target(SegmentID id) {
-        for (size_t i = targets.size(); i-- > 0;) {
-            if (targets[i].id == id) return static_cast<uint32_t>(i);
+        for (size_t i = 0; i < targets.size(); ++i) {
+            if (targets[latest].id == id) return static_cast<uint32_t>(latest);
+            if (++latest == targets.size()) latest = 0;
         }
+        latest = targets.size();
         targets.push_back({id, nullptr, {}, {}});
-        return static_cast<uint32_t>(targets.size() - 1);
+        return static_cast<uint32_t>(latest);
     }
+
+    size_t latest = 0;
 };
 
 }  // namespace
@@ -196,10 +231,9 @@ Status MemFabricTransport::install(std::string &local_segment_name,
 Status MemFabricTransport::uninstall() {
     // A peer should stop finding us before we stop serving it; whether or not
     // that can be published, the library is taken down.
-    Status withdrawn =
-        guard("uninstall", [this] { return impl_->withdraw(); });
-    CHECK_STATUS(guard(
-        "uninstall", [this] { return toStatus(impl_->core->uninstall()); }));
+    Status withdrawn = guard("uninstall", [this] { return impl_->withdraw(); });
+    CHECK_STATUS(guard("uninstall",
+                       [this] { return toStatus(impl_->core->uninstall()); }));
     impl_->metadata.reset();
     return withdrawn;
 }
@@ -249,12 +283,8 @@ Status MemFabricTransport::allocateSubBatch(SubBatchRef &batch,
 
 Status MemFabricTransport::freeSubBatch(SubBatchRef &batch) {
     return guard("freeSubBatch", [&] {
-        auto *ours = dynamic_cast<MemFabricSubBatch *>(batch);
-        if (!ours) {
-            return Status::InvalidArgument(
-                "memfabric freeSubBatch: the sub-batch is null or another "
-                "transport's");
-        }
+        auto *ours = own(batch);
+        if (!ours) return notOurs("freeSubBatch");
         const std::unique_ptr<MemFabricSubBatch> owner(ours);
         batch = nullptr;
         impl_->core->release(std::move(owner->tasks));
@@ -271,7 +301,8 @@ Status MemFabricTransport::Impl::read(Target &target) {
         target.id, target.pin, [&](SegmentDesc *desc) {
             // May run twice, on two descriptions.
             target.peer = {};
-            if (!desc) return Status::InvalidEntry("segment has no description");
+            if (!desc)
+                return Status::InvalidEntry("segment has no description");
             target.peer.name = str(desc->name);
             if (desc->type != SegmentType::Memory) {
                 return Status::InvalidArgument("is a file segment");
@@ -312,24 +343,21 @@ void MemFabricTransport::Impl::resolve(Target &target) {
 Status MemFabricTransport::submitTransferTasks(
     SubBatchRef batch, const std::vector<Request> &request_list) {
     return guard("submitTransferTasks", [&] {
-        auto *ours = dynamic_cast<MemFabricSubBatch *>(batch);
-        if (!ours) {
-            return Status::InvalidArgument(
-                "memfabric submitTransferTasks: the sub-batch is null or "
-                "another transport's");
-        }
+        auto *ours = own(batch);
+        if (!ours) return notOurs("submitTransferTasks");
         // Its destructor frees memory and needs nothing else, so it is safe
         // at any thread's end.
         thread_local Scratch scratch;
         scratch.targets.clear();
         scratch.peers.clear();
-        scratch.requests.clear();
+        // Every entry is written below; what the last call left is not cleared.
+        scratch.requests.resize(request_list.size());
+        auto *converted = scratch.requests.data();
         for (const auto &request : request_list) {
-            scratch.requests.push_back(
-                {reinterpret_cast<size_t>(request.source),
-                 request.target_offset, request.length,
-                 scratch.target(request.target_id),
-                 static_cast<uint8_t>(request.opcode)});
+            *converted++ = {reinterpret_cast<size_t>(request.source),
+                            request.target_offset, request.length,
+                            scratch.target(request.target_id),
+                            static_cast<uint8_t>(request.opcode)};
         }
         for (auto &target : scratch.targets) {
             impl_->resolve(target);
@@ -347,14 +375,9 @@ Status MemFabricTransport::submitTransferTasks(
 Status MemFabricTransport::getTransferStatus(SubBatchRef batch, int task_id,
                                              TransferStatus &status) {
     return guard("getTransferStatus", [&] {
-        auto *ours = dynamic_cast<MemFabricSubBatch *>(batch);
-        if (!ours) {
-            return Status::InvalidArgument(
-                "memfabric getTransferStatus: the sub-batch is null or another "
-                "transport's");
-        }
+        auto *ours = own(batch);
+        if (!ours) return notOurs("getTransferStatus");
         const auto polled = impl_->core->poll(*ours->tasks, task_id);
-        if (polled.outcome.code != 0) return toStatus(polled.outcome);
         switch (polled.state) {
             case memfabric::TaskState::Completed:
                 status.s = TransferStatusEnum::COMPLETED;
@@ -362,6 +385,8 @@ Status MemFabricTransport::getTransferStatus(SubBatchRef batch, int task_id,
             case memfabric::TaskState::Failed:
                 status.s = TransferStatusEnum::FAILED;
                 break;
+            case memfabric::TaskState::Unknown:
+                return pollError();
             default:
                 status.s = TransferStatusEnum::PENDING;
         }

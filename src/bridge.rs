@@ -4,13 +4,14 @@
 // cxx expands to unsafe code, several operations to a block.
 #![allow(unsafe_code, clippy::multiple_unsafe_ops_per_block)]
 
+use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tracing::Level;
 
 use crate::backend::Opcode;
-use crate::batch::TaskState;
+use crate::batch::{TaskState, TaskStatus};
 use crate::config::{Config, LogLevel, TentSettings, Value};
 use crate::error::{Error, Status};
 use crate::{batch, device, logging, memory, transport};
@@ -77,11 +78,11 @@ mod ffi {
         Pending,
         Completed,
         Failed,
+        /// The poll failed: `pollError` says why.
+        Unknown,
     }
 
-    /// `state` and `bytes` mean something if `outcome` is success.
     struct Polled {
-        outcome: Outcome,
         state: TaskState,
         bytes: usize,
     }
@@ -110,6 +111,10 @@ mod ffi {
             requests: &[Request],
         ) -> Outcome;
         fn poll(self: &Transport, sub_batch: &SubBatch, task: i32) -> Polled;
+        /// How this thread's last failed poll ended. Apart, because an engine
+        /// polls once a task, and an outcome costs more than an answer.
+        #[cxx_name = "pollError"]
+        fn poll_error() -> Outcome;
         fn quiesce(self: &Transport) -> Outcome;
         fn uninstall(self: &Transport) -> Outcome;
 
@@ -263,18 +268,26 @@ impl Transport {
         .into()
     }
 
+    #[inline]
     fn poll(&self, sub_batch: &SubBatch, task: i32) -> Polled {
+        // Cannot panic, so it does without the guard, which costs more than it.
+        match self.0.peek(&sub_batch.0, task) {
+            Some(status) => status.into(),
+            None => self.poll_guarded(sub_batch, task),
+        }
+    }
+
+    #[cold]
+    fn poll_guarded(&self, sub_batch: &SubBatch, task: i32) -> Polled {
         match guard("getTransferStatus", || self.0.poll(&sub_batch.0, task)) {
-            Ok(status) => Polled {
-                outcome: Outcome::ok(),
-                state: status.state.into(),
-                bytes: status.bytes as usize,
-            },
-            Err(error) => Polled {
-                outcome: error.into(),
-                state: ffi::TaskState::Pending,
-                bytes: 0,
-            },
+            Ok(status) => status.into(),
+            Err(error) => {
+                POLL_ERROR.set(Some(error));
+                Polled {
+                    state: ffi::TaskState::Unknown,
+                    bytes: 0,
+                }
+            }
         }
     }
 
@@ -285,6 +298,14 @@ impl Transport {
     fn uninstall(&self) -> Outcome {
         guard("uninstall", || self.0.uninstall()).into()
     }
+}
+
+thread_local! {
+    static POLL_ERROR: Cell<Option<Error>> = const { Cell::new(None) };
+}
+
+fn poll_error() -> Outcome {
+    POLL_ERROR.take().map_or_else(Outcome::ok, Outcome::from)
 }
 
 impl SubBatch {
@@ -367,6 +388,15 @@ impl From<&Request> for batch::Request {
             length: request.length,
             peer: request.peer,
             opcode: Opcode(request.opcode),
+        }
+    }
+}
+
+impl From<TaskStatus> for Polled {
+    fn from(status: TaskStatus) -> Self {
+        Self {
+            state: status.state.into(),
+            bytes: status.bytes as usize,
         }
     }
 }

@@ -473,6 +473,20 @@ impl Transport {
         }
     }
 
+    /// The answer to [`Self::poll`] if it needs neither the library nor the lock
+    /// and is no error: that of nearly every poll of a sweep. Without it, `poll`
+    /// is to be called. Does not panic.
+    #[inline]
+    pub(crate) fn peek(&self, sub_batch: &SubBatch, task: i32) -> Option<TaskStatus> {
+        if sub_batch.owner() != self.number {
+            return None;
+        }
+        match sub_batch.peek(usize::try_from(task).ok()?) {
+            Peek::Answer(status) => Some(status),
+            Peek::Ask { .. } => None,
+        }
+    }
+
     /// Asks the library about one batch, unless it is done or has had another
     /// answer than the `seen` ones. The only place that queries: polls, quiesce
     /// and waits for memory all come here.
