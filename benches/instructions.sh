@@ -18,7 +18,7 @@ folder=${2:-$(mktemp -d)}
 mkdir -p "$folder"
 rm -f "$folder"/callgrind.out*
 # The program's own log goes to a file: it is not measured.
-if ! valgrind --tool=callgrind --callgrind-out-file="$folder/callgrind.out" \
+if ! valgrind --tool=callgrind --compress-strings=no --callgrind-out-file="$folder/callgrind.out" \
     "$1" --instructions >"$folder/log" 2>&1; then
     cat "$folder/log" >&2
     exit 1
