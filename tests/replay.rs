@@ -323,7 +323,7 @@ fn raw_moves_the_same_blocks_and_tells_the_ratio() {
     // Both pools are compared.
     let resident = number(&found["in_place"]["blocks"]);
     assert_eq!(resident, 2 * number(&found["transport"]["blocks_written"]));
-    assert_eq!(found["transport_over_raw"]["slices"], 3);
+    assert_eq!(found["transport_over_raw"]["slices"], 6);
     let ratio = found["transport_over_raw"]["median"].as_f64();
     assert!(ratio.is_some_and(|ratio| ratio > 0.0), "{ratio:?}");
 

@@ -350,3 +350,122 @@ impl Report {
         lines
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::num::NonZeroUsize;
+
+    fn report() -> Report {
+        let sizes = Sizes {
+            block_bytes: 4096,
+            slots: NonZeroUsize::MIN,
+            in_flight: 1,
+            blocks_per_sub_batch: 1,
+        };
+        let mut totals = Totals::new(sizes.block_bytes);
+        totals.blocks_written = 3;
+        totals.blocks_read = 1;
+        totals.elapsed = std::time::Duration::from_micros(8);
+        Report {
+            library: Library {
+                path: "libmf_smem.so".to_owned(),
+                emulator: Some("emulator".to_owned()),
+                protocol: "host_rdma",
+            },
+            trace: Trace {
+                file: None,
+                requests: 1,
+            },
+            sizes: ReportedSizes::of(sizes),
+            transport: Side::of(&totals, true),
+            raw: None,
+            transport_over_raw: None,
+            in_place: Some(Verified::default()),
+            memory: Memory {
+                resident_bytes: 1,
+                peak_bytes: 2,
+            },
+            violations: Some(Vec::new()),
+            interrupted: false,
+            problems: Vec::new(),
+            ok: true,
+        }
+    }
+
+    #[test]
+    fn rates_are_bytes_over_the_whole_time() {
+        let side = report().transport;
+        assert_eq!(side.gb_per_s, 4.0 * 4096.0 / 8e-6 / 1e9);
+        assert_eq!(side.write_gb_per_s, 3.0 * side.read_gb_per_s);
+        assert_eq!(side.hit_rate, 0.25);
+    }
+
+    #[test]
+    fn anything_wrong_anywhere_is_a_fault() {
+        assert_eq!(report().faults(), Vec::<String>::new());
+        let spoil: [(fn(&mut Report), &str); 7] = [
+            (
+                |report| report.transport.failed_tasks = 2,
+                "failed tasks: 2",
+            ),
+            (
+                |report| report.transport.mismatches = 1,
+                "mismatches in what was read: 1",
+            ),
+            (
+                |report| {
+                    let mut totals = Totals::new(1);
+                    totals.failed_tasks = 4;
+                    report.raw = Some(Side::of(&totals, true));
+                },
+                "failed tasks: 4",
+            ),
+            (
+                |report| {
+                    let mut totals = Totals::new(1);
+                    totals.mismatches = 5;
+                    report.raw = Some(Side::of(&totals, true));
+                },
+                "mismatches in what was read: 5",
+            ),
+            (
+                |report| {
+                    report.in_place = Some(Verified {
+                        mismatches: 3,
+                        ..Verified::default()
+                    });
+                },
+                "mismatches in the pool: 3",
+            ),
+            (
+                |report| report.violations = Some(vec!["queried twice".to_owned()]),
+                "violations of the library's contract: 1",
+            ),
+            (|report| report.problems.push("gone".to_owned()), "gone"),
+        ];
+        for (spoil, fault) in spoil {
+            let mut report = report();
+            spoil(&mut report);
+            assert_eq!(report.faults(), [fault]);
+        }
+    }
+
+    #[test]
+    fn violations_and_mismatches_are_spelled_out_below_the_table() {
+        let mut report = report();
+        report.violations = Some(vec!["queried twice".to_owned()]);
+        report.transport.first_mismatches.push(Mismatch {
+            block: 7,
+            slot: 1,
+            offset: 2,
+            expected: 3,
+            got: 4,
+        });
+        let table = report.table();
+        assert!(table.contains("\nviolations: 1\n"), "{table}");
+        assert!(table.contains("\n  violation: queried twice"), "{table}");
+        let line = "\n  read: block 7 in slot 1: byte 2 is 0x04, should be 0x03";
+        assert!(table.contains(line), "{table}");
+    }
+}

@@ -19,7 +19,7 @@ use super::side::{Side, Sizes, Totals};
 use super::trace::Source;
 
 /// Requests of a slice: what one side replays before it is the other's turn.
-const SLICE: usize = 50;
+const SLICE: usize = 20;
 
 /// Two processes that are connected.
 pub struct Session {
@@ -130,7 +130,7 @@ impl Session {
                 rates[side] = self.stretch(side, slice.iter().map(Ok), interrupt, bar)?;
             }
             // What slows the machine down for a while hits both of a pair.
-            if rates[1] > 0.0 {
+            if rates.iter().all(|rate| rate.is_normal()) {
                 self.ratios.push(rates[0] / rates[1]);
             }
             order.reverse();

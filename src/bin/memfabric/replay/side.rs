@@ -108,7 +108,8 @@ impl Totals {
         (self.blocks_written + self.blocks_read) * self.block_bytes
     }
 
-    fn new(block_bytes: usize) -> Self {
+    /// Nothing yet.
+    pub fn new(block_bytes: usize) -> Self {
         let latency = Histogram::new_with_bounds(1, LONGEST_LATENCY_NS, 3);
         Self {
             block_bytes: block_bytes as u64,
