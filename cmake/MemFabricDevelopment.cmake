@@ -5,7 +5,8 @@
 set(MEMFABRIC_SANITIZE
     ""
     CACHE STRING
-          "Sanitizers of the C++ side: address,undefined or thread; empty: none")
+          "Sanitizers of the C++ side: address,undefined or thread; empty: none"
+)
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE

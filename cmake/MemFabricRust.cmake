@@ -143,12 +143,9 @@ function(_memfabric_cargo_build name files headers)
     set(target_option --target "${CARGO_BUILD_TARGET}")
     string(REPLACE "-" "_" triple "${CARGO_BUILD_TARGET}")
     string(TOUPPER "${triple}" triple_upper)
-    list(
-      APPEND
-      environment
-      "CC_${triple}=${CMAKE_C_COMPILER}"
-      "CXX_${triple}=${CMAKE_CXX_COMPILER}"
-      "CARGO_TARGET_${triple_upper}_LINKER=${CMAKE_C_COMPILER}")
+    list(APPEND environment "CC_${triple}=${CMAKE_C_COMPILER}"
+         "CXX_${triple}=${CMAKE_CXX_COMPILER}"
+         "CARGO_TARGET_${triple_upper}_LINKER=${CMAKE_C_COMPILER}")
   else()
     list(APPEND environment "CC=${CMAKE_C_COMPILER}"
          "CXX=${CMAKE_CXX_COMPILER}")
@@ -208,8 +205,13 @@ function(memfabric_add_core)
   _memfabric_find_rust()
   set(library libmemfabric_transport.a)
   _memfabric_cargo_build(
-    memfabric_core_build "${library}" "memfabric-transport/src/bridge.rs.h" -p
-    memfabric-transport --lib --no-default-features)
+    memfabric_core_build
+    "${library}"
+    "memfabric-transport/src/bridge.rs.h"
+    -p
+    memfabric-transport
+    --lib
+    --no-default-features)
 
   # What the standard library needs is the compiler's to say.
   set(target_option "")
@@ -262,8 +264,13 @@ endfunction()
 
 function(memfabric_add_emulator)
   _memfabric_cargo_build(
-    memfabric_emulator_build "libmf_smem.so;libascendcl.so" "" -p
-    memfabric-emulator -p memfabric-emulator-ascendcl)
+    memfabric_emulator_build
+    "libmf_smem.so;libascendcl.so"
+    ""
+    -p
+    memfabric-emulator
+    -p
+    memfabric-emulator-ascendcl)
   foreach(pair memfabric_emulator=libmf_smem.so
                memfabric_emulator_ascendcl=libascendcl.so)
     string(REPLACE "=" ";" pair "${pair}")
