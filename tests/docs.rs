@@ -354,6 +354,42 @@ fn every_setting_is_in_the_operators_table() {
 }
 
 #[test]
+fn every_check_of_the_doctor_is_in_the_operators_table() {
+    let document = read("docs/operating.md");
+    let mut checks: BTreeSet<String> = BTreeSet::new();
+    for (_, code) in sources("src/bin/memfabric/doctor", "rs") {
+        for start in [
+            "Finding::ok(",
+            "Finding::warning(",
+            "Finding::problem(",
+            "const CHECK: &str = ",
+            "const VARIABLE: &str = ",
+        ] {
+            for arguments in after(&code, start) {
+                if let Some(Piece::Text(check)) = pieces(arguments.trim_start(), Some(';')).get(1)
+                    && arguments.trim_start().starts_with('"')
+                {
+                    checks.insert(check.clone());
+                }
+            }
+        }
+    }
+    // The linker's variable is looked at, and is no check of its own.
+    checks.remove("LD_LIBRARY_PATH");
+    assert!(
+        checks.contains("library") && checks.contains("policy"),
+        "{checks:?}"
+    );
+    for check in checks {
+        let name = format!("`{check}`");
+        assert!(
+            document.contains(&name),
+            "docs/operating.md does not have {name}"
+        );
+    }
+}
+
+#[test]
 fn links_lead_somewhere() {
     let mut documents = vec!["README.md".to_owned()];
     for entry in fs::read_dir(top().join("docs")).expect("docs").flatten() {
