@@ -311,6 +311,22 @@ fn an_unknown_protocol_is_refused_also_with_the_emulator() {
 }
 
 #[test]
+fn a_command_without_its_emulator_says_how_to_name_a_library() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    let moved = folder.path().join("memfabric");
+    // A copy would be busy while another thread starts a process.
+    fs::hard_link(env!("CARGO_BIN_EXE_memfabric"), &moved).expect("on one file system");
+    let output = output(Command::new(moved).arg("replay"));
+    let told = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("name a libmf_smem.so with --library"),
+        "{told}"
+    );
+    assert_eq!(told.lines().count(), 1, "{told}");
+}
+
+#[test]
 fn raw_moves_the_same_blocks_and_tells_the_ratio() {
     let found = report(&mut replay(&["--requests=120", "--raw"]), 0);
     let (transport, raw) = (&found["transport"], &found["raw"]);

@@ -267,6 +267,7 @@ fn show(bar: &ProgressBar, requests: u64) {
     );
     bar.set_style(style.expect("the template is a constant"));
     bar.set_length(requests);
+    bar.reset_elapsed();
     bar.set_draw_target(ProgressDrawTarget::stderr());
 }
 
