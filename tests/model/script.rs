@@ -41,8 +41,9 @@ pub const RANGES: [Region; 7] = [
 /// Peers of every call; see `Peers` for what they are.
 pub const PEERS: usize = 6;
 
-/// One step. Sub-batches are picked by number among those that exist then,
-/// modulo their count; a step without a sub-batch to pick does nothing.
+/// One step. Sub-batches are picked by number among those that exist then, the
+/// latest first, modulo their count; a step without a sub-batch to pick does
+/// nothing.
 #[derive(Clone)]
 pub enum Step {
     /// Installs over the vendor, with this timeout.
@@ -59,7 +60,7 @@ pub enum Step {
     /// Polls a task.
     Poll {
         of: usize,
-        task: i32,
+        task: Task,
         answer: Answer,
     },
     /// Frees a sub-batch, whatever is outstanding.
@@ -85,6 +86,15 @@ pub enum Step {
     Restart { peer: usize },
     /// Asks whether a peer's cached description must be dropped.
     Refresh { peer: usize },
+}
+
+/// Which task is polled.
+#[derive(Clone, Copy, Debug)]
+pub enum Task {
+    /// One that there is, modulo their count.
+    Nth(usize),
+    /// This number, whatever there is.
+    Number(i32),
 }
 
 /// One request.
@@ -184,50 +194,67 @@ fn life() -> impl Strategy<Value = Vec<Step>> {
         .prop_map(|(install, capacity)| vec![install, Step::Allocate { capacity }])
 }
 
-/// One step; or the end of a life and the beginning of another, for little
-/// happens in between.
+/// One step; or steps that belong together, for little happens to a transport
+/// that is down and to a sub-batch without tasks.
 fn some_steps() -> impl Strategy<Value = Vec<Step>> {
     let next_life = |end: BoxedStrategy<Step>| {
         (end, life()).prop_map(|(end, begin)| [vec![end], begin].concat())
     };
+    let polled = prop::collection::vec(poll(), 0..6);
+    let another = (prop::bool::ANY, pick(), 2..12usize).prop_map(|(free, which, capacity)| {
+        let free = free.then_some(Step::Free { which });
+        free.into_iter()
+            .chain([Step::Allocate { capacity }])
+            .collect::<Vec<_>>()
+    });
     prop_oneof![
-        56 => step().prop_map(|step| vec![step]),
-        2 => next_life(answers().prop_map(Step::Uninstall).boxed()),
+        40 => step().prop_map(|step| vec![step]),
+        12 => (submit(), polled).prop_map(|(submit, polls)| [vec![submit], polls].concat()),
+        6 => (another, submit()).prop_map(|(another, submit)| [another, vec![submit]].concat()),
+        4 => used_range(),
+        1 => next_life(answers().prop_map(Step::Uninstall).boxed()),
+        1 => next_life(Just(Step::Uninstall(Answers::always(Answer::Done(0)))).boxed()),
         1 => next_life(answers().prop_map(Step::Drop).boxed()),
     ]
 }
 
+/// A range that is registered, perhaps used by what is submitted then, and taken
+/// back.
+fn used_range() -> impl Strategy<Value = Vec<Step>> {
+    let deregister = (answers(), refusal());
+    (range(), submit(), deregister).prop_map(|(range, submit, (answers, refuse))| {
+        vec![
+            Step::Register {
+                ranges: vec![range],
+                refuse: None,
+            },
+            submit,
+            Step::Deregister {
+                range,
+                answers,
+                refuse,
+            },
+        ]
+    })
+}
+
 fn install() -> impl Strategy<Value = Step> {
     // Nearly always 0: a wait is then one sweep, and its questions are known.
-    let timeout_ms = prop_oneof![19 => Just(0), 1 => 1..3u64];
+    let timeout_ms = prop_oneof![9 => Just(0), 1 => 1..3u64];
     timeout_ms.prop_map(|timeout_ms| Step::Install { timeout_ms })
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let task = prop_oneof![40 => 0..12i32, 1 => Just(-1), 1 => Just(i32::MIN), 1 => Just(i32::MAX)];
     prop_oneof![
         1 => install(),
-        3 => (0..20usize).prop_map(|capacity| Step::Allocate { capacity }),
-        14 => (
-            pick(),
-            prop::collection::vec(piece(), 0..7),
-            prop::collection::vec(verdict(), 1..4),
-        )
-            .prop_map(|(into, requests, verdicts)| Step::Submit {
-                into,
-                requests,
-                verdicts,
-            }),
-        20 => (pick(), task, answer()).prop_map(|(of, task, answer)| Step::Poll {
-            of,
-            task,
-            answer,
-        }),
-        3 => pick().prop_map(|which| Step::Free { which }),
+        1 => (0..12usize).prop_map(|capacity| Step::Allocate { capacity }),
+        4 => submit(),
+        20 => poll(),
+        1 => pick().prop_map(|which| Step::Free { which }),
         1 => answers().prop_map(Step::Quiesce),
-        4 => (prop::collection::vec(0..RANGES.len(), 0..4), refusal())
+        4 => (prop::collection::vec(any_range(), 0..4), refusal())
             .prop_map(|(ranges, refuse)| Step::Register { ranges, refuse }),
-        4 => (0..RANGES.len(), answers(), refusal()).prop_map(|(range, answers, refuse)| {
+        5 => (any_range(), answers(), refusal()).prop_map(|(range, answers, refuse)| {
             Step::Deregister {
                 range,
                 answers,
@@ -240,24 +267,40 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+fn submit() -> impl Strategy<Value = Step> {
+    let requests = prop::collection::vec(piece(), 0..7);
+    let verdicts = prop::collection::vec(verdict(), 1..4);
+    (pick(), requests, verdicts).prop_map(|(into, requests, verdicts)| Step::Submit {
+        into,
+        requests,
+        verdicts,
+    })
+}
+
+fn poll() -> impl Strategy<Value = Step> {
+    let task = prop_oneof![
+        40 => (0..6usize).prop_map(Task::Nth),
+        3 => prop::sample::select(vec![-1, i32::MIN, i32::MAX, 6, 0]).prop_map(Task::Number),
+    ];
+    (pick(), task, answer()).prop_map(|(of, task, answer)| Step::Poll { of, task, answer })
+}
+
 fn pick() -> impl Strategy<Value = usize> {
-    0..4usize
+    prop_oneof![6 => Just(0), 3 => Just(1), 1 => 2..4usize]
 }
 
 fn piece() -> impl Strategy<Value = Piece> {
     (
         prop_oneof![160 => 0..3usize, 36 => 3..PEERS, 1 => Just(PEERS)],
         prop_oneof![200 => 0..2u8, 1 => Just(2u8)],
-        // In the ranges, across their ends, beside them, null and wrapping.
-        prop_oneof![
-            12 => (0..0x40usize).prop_map(|block| 0x10_0000 + block * 0x80),
-            4 => (0..0x21usize).prop_map(|block| 0x20_0000 - 0x80 + block * 0x80),
-            4 => Just(0x50_0000usize),
-            1 => Just(0usize),
-            1 => Just(usize::MAX - 3),
-        ],
+        source(),
         prop_oneof![20 => Just(Target::Own), 1 => Just(Target::Null), 1 => Just(Target::Wrapping)],
-        prop_oneof![2 => Just(0usize), 12 => 1..0x200usize, 1 => Just(5usize << 30)],
+        prop_oneof![
+            2 => Just(0),
+            9 => prop::sample::select(vec![1, BLOCK - 1, BLOCK, BLOCK + 1]),
+            3 => 1..4 * BLOCK,
+            1 => Just(5 << 30),
+        ],
     )
         .prop_map(|(peer, opcode, source, target, length)| Piece {
             peer,
@@ -268,11 +311,39 @@ fn piece() -> impl Strategy<Value = Piece> {
         })
 }
 
+/// Where two ranges and a request can miss each other by a byte.
+const BLOCK: usize = 0x80;
+
+/// In the ranges, across their ends, beside them; and nowhere.
+fn source() -> impl Strategy<Value = usize> {
+    let edges = (range(), prop::bool::ANY, 0..3usize).prop_map(|(range, end, blocks)| {
+        let region = RANGES[range];
+        let edge = region.address + if end { region.length } else { 0 };
+        edge + blocks * BLOCK - BLOCK
+    });
+    prop_oneof![
+        16 => edges,
+        4 => Just(0x50_0000),
+        1 => Just(0),
+        1 => Just(usize::MAX - 3),
+    ]
+}
+
+/// A range that can be registered.
+fn range() -> impl Strategy<Value = usize> {
+    prop_oneof![3 => Just(0), 1 => Just(1), 1 => Just(2), 1 => Just(3usize)]
+}
+
+/// Any range.
+fn any_range() -> impl Strategy<Value = usize> {
+    prop_oneof![9 => range(), 1 => 4..RANGES.len()]
+}
+
 fn verdict() -> impl Strategy<Value = Verdict> {
     prop_oneof![
-        9 => Just(Verdict::Accept),
+        16 => Just(Verdict::Accept),
         1 => prop_oneof![0..3u64, Just(u64::MAX)].prop_map(Verdict::AcceptAs),
-        3 => code().prop_map(Verdict::Refuse),
+        2 => code().prop_map(Verdict::Refuse),
     ]
 }
 
@@ -337,7 +408,7 @@ impl fmt::Debug for Step {
                 verdicts,
             } => write!(f, "submit into {into}: {requests:?}, vendor {verdicts:?}"),
             Self::Poll { of, task, answer } => {
-                write!(f, "poll task {task} of {of}, vendor {answer:?}")
+                write!(f, "poll task {task:?} of {of}, vendor {answer:?}")
             }
             Self::Free { which } => write!(f, "free {which}"),
             Self::Quiesce(answers) => write!(f, "quiesce, vendor {answers:?}"),
