@@ -1,6 +1,8 @@
 # Fails if MODULE exports a symbol of Rust's runtime or of the bridge; NM lists
 # symbols, ARCHIVE is where they come from.
 
+cmake_minimum_required(VERSION 3.16)
+
 function(symbols result)
   execute_process(
     COMMAND "${NM}" ${ARGN}
