@@ -203,7 +203,23 @@ impl Process {
 
     pub fn start_with(role: &str, adjust: impl FnOnce(&mut Command)) -> Self {
         let program = std::env::current_exe().expect("the running program has a path");
-        let mut command = Command::new(program);
+        Self::spawn(Command::new(program), role, adjust)
+    }
+
+    /// A process that may have only so many descriptors open.
+    pub fn start_limited(role: &str, descriptors: usize, variables: &[(&str, &str)]) -> Self {
+        let program = std::env::current_exe().expect("the running program has a path");
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", "ulimit -n \"$0\" && exec \"$@\""])
+            .arg(descriptors.to_string())
+            .arg(program);
+        Self::spawn(command, role, |command| {
+            command.envs(variables.iter().copied());
+        })
+    }
+
+    fn spawn(mut command: Command, role: &str, adjust: impl FnOnce(&mut Command)) -> Self {
         command
             .args(["--ignored", "--exact", "--nocapture", role])
             .stdin(Stdio::piped())
