@@ -149,7 +149,7 @@ fn replay(args: &Args, log: &Log) -> Result<u8, Problem> {
             raw: sides.next(),
             transport_over_raw: session.ratio().map(|median| report::Ratio {
                 median,
-                slices: session.pairs(),
+                slices: session.slices(),
             }),
             in_place: None,
             memory: report::Memory {

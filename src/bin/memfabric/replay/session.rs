@@ -34,11 +34,23 @@ pub struct Session {
 
 /// What the library works on.
 struct Link {
-    /// The transport's, then the raw one if there is one.
+    /// One, or two if there is a raw lane.
     sides: Vec<Side>,
-    transport: Arc<Transport>,
+    /// Which of them has the transport's lane.
+    transport: usize,
+    handle: Arc<Transport>,
     // Last, so that the instance ends when nobody uses it any more.
     _backend: Arc<SmemBackend>,
+}
+
+impl Link {
+    /// Gives each lane the other side's memory, while nothing is in flight.
+    fn trade(&mut self) {
+        if let [one, other] = &mut self.sides[..] {
+            one.trade(other);
+            self.transport = 1 - self.transport;
+        }
+    }
 }
 
 impl Session {
@@ -94,10 +106,11 @@ impl Session {
         // From here on the library may use the staging memory.
         let link = ManuallyDrop::new(Link {
             sides: made,
-            transport,
+            transport: 0,
+            handle: transport,
             _backend: backend,
         });
-        link.transport.register(&regions)?;
+        link.handle.register(&regions)?;
         Ok(Self {
             target,
             emulator: chosen.emulator,
@@ -119,22 +132,28 @@ impl Session {
             self.stretch(0, requests, interrupt, bar)?;
             return Ok(());
         }
-        let mut order = [0, 1];
-        loop {
+        for number in 0_usize.. {
             let slice: Vec<_> = requests.by_ref().take(SLICE).collect::<Result<_, _>>()?;
             if slice.is_empty() {
-                return Ok(());
+                break;
+            }
+            // What slows the machine down for a while hits both of a pair; what is
+            // owed to being first, or to a side's memory, evens out over four.
+            let transport = self.link.transport;
+            let mut order = [transport, 1 - transport];
+            if number % 4 >= 2 {
+                order.reverse();
             }
             let mut rates = [0.0; 2];
             for side in order {
                 rates[side] = self.stretch(side, slice.iter().map(Ok), interrupt, bar)?;
             }
-            // What slows the machine down for a while hits both of a pair.
             if rates.iter().all(|rate| rate.is_normal()) {
-                self.ratios.push(rates[0] / rates[1]);
+                self.ratios.push(rates[transport] / rates[1 - transport]);
             }
-            order.reverse();
+            self.link.trade();
         }
+        Ok(())
     }
 
     /// Replays `requests` on one side, to the end; the answer is bytes a second.
@@ -183,26 +202,20 @@ impl Session {
         self.target.verified()
     }
 
-    /// What each side did.
+    /// What each lane did, the transport's first.
     pub fn totals(&self) -> Vec<Totals> {
-        let sides = self.link.sides.iter();
-        sides.map(|side| side.totals().clone()).collect()
+        let mut totals: Vec<_> = self.link.sides.iter().map(Side::totals).cloned().collect();
+        totals.rotate_left(self.link.transport);
+        totals
     }
 
-    /// The median over the slices of the transport's throughput by the raw one's.
+    /// The transport's throughput by that of the raw lane, typically.
     pub fn ratio(&self) -> Option<f64> {
-        let mut ratios = self.ratios.clone();
-        ratios.sort_by(f64::total_cmp);
-        let middle = ratios.len() / 2;
-        match ratios.len() {
-            0 => None,
-            count if count % 2 == 0 => Some((ratios[middle - 1] + ratios[middle]) / 2.0),
-            _ => Some(ratios[middle]),
-        }
+        typical(&self.ratios)
     }
 
-    /// Pairs of slices that [`Session::ratio`] is the median of.
-    pub fn pairs(&self) -> usize {
+    /// Slices that [`Session::ratio`] is taken from.
+    pub fn slices(&self) -> usize {
         self.ratios.len()
     }
 
@@ -212,10 +225,39 @@ impl Session {
         let link = ManuallyDrop::into_inner(self.link);
         let staging: Vec<_> = link.sides.iter().flat_map(Side::regions).collect();
         for region in staging {
-            link.transport.deregister(region)?;
+            link.handle.deregister(region)?;
         }
-        link.transport.uninstall()?;
+        link.handle.uninstall()?;
         drop(link);
         self.target.leave()
+    }
+}
+
+/// The median over pairs of neighbours, whose lanes have traded memory.
+fn typical(ratios: &[f64]) -> Option<f64> {
+    let pairs = ratios.chunks(2);
+    let means = pairs.map(|pair| pair.iter().product::<f64>().powf(1.0 / pair.len() as f64));
+    let mut means: Vec<f64> = means.collect();
+    means.sort_by(f64::total_cmp);
+    let middle = means.len() / 2;
+    match means.len() {
+        0 => None,
+        count if count.is_multiple_of(2) => Some((means[middle - 1] + means[middle]) / 2.0),
+        _ => Some(means[middle]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_typical_ratio_owes_nothing_to_a_sides_memory_or_to_an_outlier() {
+        assert_eq!(typical(&[]), None);
+        assert_eq!(typical(&[0.7]), Some(0.7));
+        // One side's memory is four times as fast as the other's.
+        assert_eq!(typical(&[0.25, 4.0, 0.25, 4.0]), Some(1.0));
+        assert_eq!(typical(&[1.0, 1.0, 0.5, 0.5, 100.0, 100.0]), Some(1.0));
+        assert_eq!(typical(&[1.0, 1.0, 0.5, 0.5]), Some(0.75));
     }
 }

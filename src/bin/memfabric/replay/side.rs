@@ -203,6 +203,13 @@ impl Side {
         outcome
     }
 
+    /// Trades lanes with another side of the same sizes, and with them what was
+    /// done so far, while nothing is in flight.
+    pub fn trade(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.lane, &mut other.lane);
+        std::mem::swap(&mut self.totals, &mut other.totals);
+    }
+
     /// Its staging memory.
     pub fn regions(&self) -> impl Iterator<Item = Region> {
         self.flights.iter().map(|flight| flight.staging.region())
