@@ -404,7 +404,8 @@ mod tests {
     #[test]
     fn anything_wrong_anywhere_is_a_fault() {
         assert_eq!(report().faults(), Vec::<String>::new());
-        let spoil: [(fn(&mut Report), &str); 7] = [
+        type Spoil = fn(&mut Report);
+        let spoils: [(Spoil, &str); 7] = [
             (
                 |report| report.transport.failed_tasks = 2,
                 "failed tasks: 2",
@@ -444,7 +445,7 @@ mod tests {
             ),
             (|report| report.problems.push("gone".to_owned()), "gone"),
         ];
-        for (spoil, fault) in spoil {
+        for (spoil, fault) in spoils {
             let mut report = report();
             spoil(&mut report);
             assert_eq!(report.faults(), [fault]);
