@@ -151,6 +151,9 @@ impl Host {
         if let Ok(ip) = name.parse::<IpAddr>() {
             return Self::reachable(ip);
         }
+        if ends_in_a_number(name) {
+            return Err(format!("'{name}' is no IPv4 address, {SHAPES}"));
+        }
         // The library parses numeric addresses only, so a name is resolved here.
         let resolved = (name, 0)
             .to_socket_addrs()
@@ -177,6 +180,19 @@ impl Host {
     pub fn at(&self, port: u16) -> Endpoint {
         Endpoint::pack(&SocketAddr::new(self.0, port).to_string())
     }
+}
+
+/// Whether a resolver would take `name` for an address, and for another one than
+/// is written: it reads `10.5` as 10.0.0.5 and `10.0.0.010` as 10.0.0.8. No host
+/// name ends in a number.
+fn ends_in_a_number(name: &str) -> bool {
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let last = name.rsplit('.').next().unwrap_or_default();
+    let hexadecimal = last
+        .strip_prefix("0x")
+        .or_else(|| last.strip_prefix("0X"))
+        .is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    hexadecimal || last.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn check_port(port: &str) -> Result<(), String> {
@@ -235,6 +251,13 @@ mod tests {
             "0.0.0.0:5",
             "[::]:5",
             "no such host:1",
+            "10.5",
+            "10.5:7",
+            "10.0.0.010:1",
+            "2130706433",
+            "0x7f.1",
+            "0x7f000001",
+            "10.0.0.5.",
         ] {
             let error = Host::resolve(address, "10.0.0.9").expect_err(address);
             let text = error.to_string();
