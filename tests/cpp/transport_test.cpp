@@ -278,7 +278,7 @@ TEST_F(EmulatedTest, DataMovesBothWaysBetweenTwoProcesses) {
     engine.installed();
     Memory ours(kLength, 7);
     ASSERT_TRUE(engine.add(ours.at(), ours.size()).ok());
-    const SegmentID target = engine.open(segment);
+    const SegmentID target = engine.openOfOtherProcess(segment);
     SubBatch batch(engine.transport(), 4);
     constexpr size_t kHalf = kLength / 2;
     ASSERT_TRUE(batch
@@ -317,7 +317,7 @@ TEST_F(EmulatedTest, TasksOfAKilledPeerFailAndTheTransportGoesOn) {
     Engine engine;
     engine.installed();
     Memory ours(kLength, 7);
-    const SegmentID target = engine.open(segment);
+    const SegmentID target = engine.openOfOtherProcess(segment);
     SubBatch batch(engine.transport(), 4);
     const auto write =
         makeRequest(Request::WRITE, target, ours.at(), theirs, kLength);

@@ -1,8 +1,12 @@
 #include "support/engine.h"
 
 #include <glog/logging.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <mutex>
+#include <set>
 
 #include "tent/common/utils/ip.h"
 
@@ -24,6 +28,37 @@ BufferDesc describe(void* address, size_t length) {
     return desc;
 }
 
+// A free port that this process has not used before. The engine's RPC keeps
+// connections by address, and one to an earlier server fails the first call to
+// its successor.
+uint16_t newPort(bool ipv6) {
+    static std::mutex mutex;
+    static std::set<uint16_t> used;
+    std::lock_guard<std::mutex> lock(mutex);
+    for (;;) {
+        // The port is at the same place in either family's structure.
+        sockaddr_in6 address{};
+        address.sin6_family = AF_INET6;
+        address.sin6_addr = in6addr_loopback;
+        if (!ipv6) {
+            auto* ipv4 = reinterpret_cast<sockaddr_in*>(&address);
+            *ipv4 = {};
+            ipv4->sin_family = AF_INET;
+            ipv4->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        }
+        socklen_t length = ipv6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+        auto* generic = reinterpret_cast<sockaddr*>(&address);
+        const int fd =
+            socket(ipv6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        const bool bound = fd >= 0 && bind(fd, generic, length) == 0 &&
+                           getsockname(fd, generic, &length) == 0;
+        if (fd >= 0) close(fd);
+        if (!bound) throw std::runtime_error("no free port");
+        const uint16_t port = ntohs(address.sin6_port);
+        if (used.insert(port).second) return port;
+    }
+}
+
 uint8_t byteAt(size_t offset, uint8_t seed) {
     return static_cast<uint8_t>(offset * 31 + (offset >> 8) * 7 + seed);
 }
@@ -38,7 +73,7 @@ std::string endpointIn(const SegmentDesc& segment) {
 
 Engine::Engine(bool ipv6)
     : metadata(std::make_shared<ControlService>("p2p", "", nullptr)) {
-    uint16_t port = 0;
+    uint16_t port = newPort(ipv6);
     require(metadata->start(port, ipv6), "metadata server");
     name = buildIpAddrWithPort(ipv6 ? "::1" : "127.0.0.1", port, ipv6);
     require(segments().updateLocal([&](SegmentDesc& segment) {
@@ -66,6 +101,16 @@ Engine& Engine::installed() {
 SegmentID Engine::open(const std::string& segment_name) {
     SegmentID id = 0;
     require(segments().openRemote(id, segment_name), "openRemote");
+    return id;
+}
+
+SegmentID Engine::openOfOtherProcess(const std::string& segment_name) {
+    const SegmentID id = open(segment_name);
+    // Its port may be one that this process had used.
+    until([&] {
+        SegmentDescRef description;
+        return segments().getRemoteCached(description, id).ok();
+    });
     return id;
 }
 

@@ -48,6 +48,8 @@ class Engine {
 
     SegmentManager& segments() { return metadata->segmentManager(); }
     SegmentID open(const std::string& segment_name);
+    // The same, with its description read.
+    SegmentID openOfOtherProcess(const std::string& segment_name);
     // What peers read as our endpoint.
     std::string endpoint();
     // Sets, or with an empty value takes out, our endpoint in the metadata.
