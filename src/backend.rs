@@ -141,6 +141,14 @@ impl CopyBatch {
         self.lengths.push(length);
     }
 
+    /// Adds many pieces, array by array.
+    pub(crate) fn extend(&mut self, pieces: impl Iterator<Item = (usize, usize, usize)> + Clone) {
+        self.local.extend(pieces.clone().map(|(local, _, _)| local));
+        self.remote
+            .extend(pieces.clone().map(|(_, remote, _)| remote));
+        self.lengths.extend(pieces.map(|(_, _, length)| length));
+    }
+
     /// The peer.
     pub fn peer(&self) -> &Endpoint {
         &self.peer

@@ -185,15 +185,21 @@ const REFUSED: u32 = u32::MAX - 1;
 /// is there from the start, 32 bytes for each.
 pub(crate) const MAX_TASKS: usize = 1 << 24;
 
-/// One task, 16 bytes.
+/// What a task is part of, and what it was told. With its length, 16 bytes.
 #[derive(Debug, Default)]
 struct Task {
-    length: AtomicU64,
     /// Position of its vendor batch in the sub-batch, or one of the above.
     batch: AtomicU32,
     /// The number of "pending" answers of its vendor batch when it was last
     /// polled.
     seen: AtomicU32,
+}
+
+impl Task {
+    fn begin(&self, batch: u32) {
+        self.batch.store(batch, Ordering::Relaxed);
+        self.seen.store(0, Ordering::Relaxed);
+    }
 }
 
 /// TENT's container of tasks, of fixed capacity.
@@ -213,6 +219,11 @@ pub struct SubBatch {
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     tasks: Box<[Task]>,
+    /// Bytes of each task; apart from the rest so that they can be shown as they
+    /// are.
+    lengths: Box<[AtomicU64]>,
+    /// Whether a task may be REFUSED.
+    refused: AtomicBool,
     /// Tasks that polls may read; stored last, with Release.
     length: AtomicUsize,
     /// One entry for each vendor batch, at most one a task.
@@ -224,6 +235,10 @@ impl Table {
     pub(crate) fn with_room_for(tasks: usize) -> Self {
         Self {
             tasks: std::iter::repeat_with(Task::default).take(tasks).collect(),
+            lengths: std::iter::repeat_with(AtomicU64::default)
+                .take(tasks)
+                .collect(),
+            refused: AtomicBool::new(false),
             length: AtomicUsize::new(0),
             batches: std::iter::repeat_with(OnceLock::new).take(tasks).collect(),
             batch_count: AtomicUsize::new(0),
@@ -238,6 +253,7 @@ impl Table {
     /// Forgets every task and gives up the vendor batches.
     pub(crate) fn clear(&mut self) -> impl Iterator<Item = Arc<VendorBatch>> {
         *self.length.get_mut() = 0;
+        *self.refused.get_mut() = false;
         let count = std::mem::take(self.batch_count.get_mut());
         self.batches[..count].iter_mut().filter_map(OnceLock::take)
     }
@@ -298,8 +314,8 @@ impl SubBatch {
     /// `task` counts as polled: it has seen the batch's latest answer.
     #[inline]
     pub(crate) fn peek(&self, task: usize) -> Peek<'_> {
-        let published = self.table.tasks.get(..self.len());
-        let Some(task) = published.and_then(|tasks| tasks.get(task)) else {
+        let table = &self.table;
+        let (Some(length), Some(task)) = (self.lengths().get(task), table.tasks.get(task)) else {
             return Peek::Answer(TaskStatus::FAILED);
         };
         let batch = match task.batch.load(Ordering::Relaxed) {
@@ -310,11 +326,7 @@ impl SubBatch {
                 });
             }
             REFUSED => return Peek::Answer(TaskStatus::FAILED),
-            index => self
-                .table
-                .batches
-                .get(index as usize)
-                .and_then(OnceLock::get),
+            index => table.batches.get(index as usize).and_then(OnceLock::get),
         };
         let Some(batch) = batch else {
             return Peek::Answer(TaskStatus::FAILED);
@@ -322,7 +334,7 @@ impl SubBatch {
         match batch.progress() {
             Progress::Done(code) if code.is_ok() => Peek::Answer(TaskStatus {
                 state: TaskState::Completed,
-                bytes: task.length.load(Ordering::Relaxed),
+                bytes: length.load(Ordering::Relaxed),
             }),
             Progress::Done(_) => Peek::Answer(TaskStatus::FAILED),
             Progress::Outstanding { answers } => {
@@ -332,6 +344,32 @@ impl SubBatch {
                     Peek::Answer(TaskStatus::PENDING)
                 }
             }
+        }
+    }
+}
+
+impl SubBatch {
+    fn lengths(&self) -> &[AtomicU64] {
+        self.table.lengths.get(..self.len()).unwrap_or_default()
+    }
+
+    /// The lengths of the tasks so far if all of them are COMPLETED, else none.
+    /// What this once showed neither changes nor moves while the sub-batch is
+    /// there, for a terminal answer stays.
+    pub(crate) fn completed(&self) -> &[AtomicU64] {
+        // Before the vendor batches: those of later tasks may be among them,
+        // never the other way round.
+        let lengths = self.lengths();
+        let table = &self.table;
+        let batches = &table.batches[..table.batch_count.load(Ordering::Acquire)];
+        let all_done = batches
+            .iter()
+            .filter_map(OnceLock::get)
+            .all(|batch| matches!(batch.progress(), Progress::Done(code) if code.is_ok()));
+        if all_done && !table.refused.load(Ordering::Relaxed) {
+            lengths
+        } else {
+            &[]
         }
     }
 }
@@ -405,7 +443,7 @@ impl Grouping {
     pub(crate) fn fill(
         &mut self,
         sub_batch: &SubBatch,
-        requests: impl ExactSizeIterator<Item = Request>,
+        requests: impl ExactSizeIterator<Item = Request> + Clone,
     ) -> Result<(), Error> {
         let first_task = sub_batch.len();
         let first_batch = sub_batch.table.batch_count.load(Ordering::Relaxed) as u32;
@@ -417,24 +455,54 @@ impl Grouping {
                 capacity: sub_batch.capacity,
             });
         }
-        let tasks = &sub_batch.table.tasks[first_task..];
-        for (index, (request, task)) in requests.zip(tasks).enumerate() {
+        let table = &sub_batch.table;
+        let tasks = table.tasks[first_task..].iter();
+        let places = tasks.zip(&table.lengths[first_task..]);
+        if let Some(group) = self.add_alike(requests.clone()) {
+            for (request, (task, length)) in requests.zip(places) {
+                task.begin(first_batch + group);
+                length.store(request.length as u64, Ordering::Relaxed);
+            }
+            return Ok(());
+        }
+        for (index, (request, (task, length))) in requests.zip(places).enumerate() {
             let batch = match self.add(&request) {
                 Some(group) => first_batch + group,
-                None => self.add_unusual(index, &request, first_batch)?,
+                None => self.add_unusual(index, request, first_batch)?,
             };
-            task.length.store(request.length as u64, Ordering::Relaxed);
-            task.batch.store(batch, Ordering::Relaxed);
-            task.seen.store(0, Ordering::Relaxed);
+            if batch == REFUSED {
+                table.refused.store(true, Ordering::Relaxed);
+            }
+            task.begin(batch);
+            length.store(request.length as u64, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Adds all requests to one group if they have that in common and nothing
+    /// else is to be said about them. The usual call is like that, and costs a
+    /// fraction of sorting it.
+    fn add_alike(&mut self, requests: impl Iterator<Item = Request> + Clone) -> Option<u32> {
+        let first = requests.clone().next()?;
+        let alike = requests.clone().all(|request| {
+            request.peer == first.peer
+                && request.opcode == first.opcode
+                && request.is_transferable()
+        });
+        if !alike {
+            return None;
+        }
+        let position = self.group(first.peer, first.opcode)?;
+        let pieces = requests.map(|request| (request.source, request.target, request.length));
+        self.groups[position as usize].extend(pieces);
+        Some(position)
     }
 
     /// Adds a request's piece to the group that its peer and direction have; None
     /// if there is more to it. Nearly every request is done with here.
     #[inline]
     fn add(&mut self, request: &Request) -> Option<u32> {
-        if request.length == 0 || !request.is_addressable() {
+        if !request.is_transferable() {
             return None;
         }
         let groups = self.group_of.get(request.peer as usize)?;
@@ -450,38 +518,46 @@ impl Grouping {
     fn add_unusual(
         &mut self,
         index: usize,
-        request: &Request,
+        request: Request,
         first_batch: u32,
     ) -> Result<u32, Error> {
-        let (peer, opcode) = (request.peer as usize, request.opcode);
-        let Some(groups) = self.group_of.get(peer) else {
+        let Some(groups) = self.group_of.get(request.peer as usize) else {
             return Err(Error::PeerOutOfRange {
                 request: index,
                 peer: request.peer,
                 peers: self.group_of.len(),
             });
         };
-        if usize::from(opcode.0) >= groups.len() {
+        if usize::from(request.opcode.0) >= groups.len() {
             return Err(Error::OpcodeUnknown {
                 request: index,
-                opcode: opcode.0,
+                opcode: request.opcode.0,
             });
         }
         if request.length == 0 {
             return Ok(EMPTY);
         }
-        if !request.is_addressable() {
-            self.unaddressable.get_or_insert((index, *request));
+        if !request.is_transferable() {
+            self.unaddressable.get_or_insert((index, request));
             return Ok(REFUSED);
         }
-        let Some(endpoint) = self.endpoints[peer] else {
-            return Ok(REFUSED);
-        };
+        let group = self.group(request.peer, request.opcode);
+        let group = group.and_then(|_| self.add(&request));
+        Ok(group.map_or(REFUSED, |group| first_batch + group))
+    }
+
+    /// The group of a peer and direction, made if there is none; None if there
+    /// can be none.
+    fn group(&mut self, peer: u32, opcode: Opcode) -> Option<u32> {
+        let groups = self.group_of.get(peer as usize)?;
+        let known = *groups.get(usize::from(opcode.0))?;
+        if known != NO_GROUP {
+            return Some(known);
+        }
+        let endpoint = self.endpoints[peer as usize]?;
         let group = self.group_with(endpoint, opcode);
-        self.group_of[peer][usize::from(opcode.0)] = group;
-        Ok(self
-            .add(request)
-            .map_or(REFUSED, |group| first_batch + group))
+        self.group_of[peer as usize][usize::from(opcode.0)] = group;
+        Some(group)
     }
 
     /// The group of an earlier peer with the same endpoint, or a new one.
@@ -501,10 +577,12 @@ impl Grouping {
 }
 
 impl Request {
-    /// Neither side is null or wraps: a library may refuse a whole batch for one
-    /// such piece.
-    fn is_addressable(&self) -> bool {
-        self.source != 0
+    /// Not empty, and neither side is null or wraps: a library may refuse a whole
+    /// batch for one such piece.
+    #[inline]
+    fn is_transferable(&self) -> bool {
+        self.length != 0
+            && self.source != 0
             && self.target != 0
             && self.source.checked_add(self.length).is_some()
             && self.target.checked_add(self.length).is_some()

@@ -119,6 +119,10 @@ mod ffi {
         fn uninstall(self: &Transport) -> Outcome;
 
         fn size(self: &SubBatch) -> usize;
+        /// The lengths of the tasks so far if all of them are COMPLETED, else
+        /// none. What this once showed stays as it is and where it is until the
+        /// sub-batch is released.
+        fn completed(self: &SubBatch) -> &[u64];
 
         /// The device whose memory `address` is, -1 for host memory.
         #[cxx_name = "deviceOf"]
@@ -311,6 +315,13 @@ fn poll_error() -> Outcome {
 impl SubBatch {
     fn size(&self) -> usize {
         self.0.len()
+    }
+
+    fn completed(&self) -> &[u64] {
+        let lengths = self.0.completed();
+        // SAFETY: an AtomicU64 is a u64 in memory; these are in one slice, and
+        // nobody writes to them again while the sub-batch is borrowed.
+        unsafe { std::slice::from_raw_parts(lengths.as_ptr().cast(), lengths.len()) }
     }
 }
 

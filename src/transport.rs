@@ -357,7 +357,7 @@ impl Transport {
         &self,
         sub_batch: &SubBatch,
         peers: impl Iterator<Item = Peer<'a>>,
-        requests: impl ExactSizeIterator<Item = Request>,
+        requests: impl ExactSizeIterator<Item = Request> + Clone,
     ) -> Result<(), Error> {
         if sub_batch.owner() != self.number {
             return Err(Error::ForeignSubBatch);
