@@ -4,6 +4,7 @@
 
 #include <glog/logging.h>
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <string_view>
@@ -114,31 +115,75 @@ auto &deviceAttrs(SegmentDesc &desc) {
 
 rust::Str str(std::string_view text) { return {text.data(), text.size()}; }
 
-struct MemFabricSubBatch final : public Transport::SubBatch {
-    explicit MemFabricSubBatch(rust::Box<memfabric::SubBatch> tasks)
-        : tasks(std::move(tasks)) {}
+class MemFabricSubBatch final : public Transport::SubBatch {
+   public:
+    MemFabricSubBatch(const memfabric::Transport &core, size_t max_size)
+        : core(&core), tasks(core.allocate(max_size)) {}
 
     size_t size() const override { return tasks->size(); }
 
+    // The length of a task that is known to be completed, else null.
+    const uint64_t *completed(int task_id) const {
+        const size_t count = completed_.load(std::memory_order_acquire);
+        if (static_cast<size_t>(task_id) >= count) return nullptr;
+        return lengths_.load(std::memory_order_relaxed) + task_id;
+    }
+
+    // Asks the core. Apart, for nearly every poll of a sweep does without it.
+    [[gnu::noinline]] Status poll(int task_id, TransferStatus &status);
+
+    // Whose it is.
+    const memfabric::Transport *const core;
     rust::Box<memfabric::SubBatch> tasks;
+
+   private:
+    // Of the first tasks; the array is in `tasks`. The counter is the one to
+    // read first.
+    std::atomic<const uint64_t *> lengths_{nullptr};
+    std::atomic<size_t> completed_{0};
 };
 
-// Null if it is null or another transport's. Compares the types themselves: a
-// dynamic_cast, which also looks for base classes, costs more than the rest of
-// a poll.
-MemFabricSubBatch *own(Transport::SubBatchRef batch) {
-    if (!batch || typeid(*batch) != typeid(MemFabricSubBatch)) return nullptr;
-    return static_cast<MemFabricSubBatch *>(batch);
+Status MemFabricSubBatch::poll(int task_id, TransferStatus &status) {
+    return guard("getTransferStatus", [&] {
+        const auto polled = core->poll(*tasks, task_id);
+        switch (polled.state) {
+            case memfabric::TaskState::Completed:
+                status = {TransferStatusEnum::COMPLETED, polled.bytes};
+                break;
+            case memfabric::TaskState::Failed:
+                status = {TransferStatusEnum::FAILED, polled.bytes};
+                return Status::OK();
+            case memfabric::TaskState::Pending:
+                status = {TransferStatusEnum::PENDING, polled.bytes};
+                return Status::OK();
+            default:
+                return toStatus(memfabric::pollError());
+        }
+        const auto lengths = tasks->completed();
+        if (!lengths.empty()) {
+            lengths_.store(lengths.data(), std::memory_order_relaxed);
+            completed_.store(lengths.size(), std::memory_order_release);
+        }
+        return Status::OK();
+    });
+}
+
+// Null if it is null or another transport's. The type is this file's own, so it
+// is known by its address; a dynamic_cast, which also looks for base classes,
+// costs more than the rest of a poll.
+MemFabricSubBatch *own(Transport::SubBatchRef batch,
+                       const memfabric::Transport &core) {
+    if (!batch || &typeid(*batch) != &typeid(MemFabricSubBatch)) return nullptr;
+    auto *ours = static_cast<MemFabricSubBatch *>(batch);
+    return ours->core == &core ? ours : nullptr;
 }
 
 [[nodiscard, gnu::cold, gnu::noinline]] Status notOurs(const char *method) {
-    return Status::InvalidArgument(
-        std::string("memfabric ") + method +
-        ": the sub-batch is null or another transport's");
-}
-
-[[nodiscard, gnu::cold, gnu::noinline]] Status pollError() {
-    return toStatus(memfabric::pollError());
+    return guard(method, [&] {
+        return Status::InvalidArgument(
+            std::string("memfabric ") + method +
+            ": the sub-batch is null or another transport's");
+    });
 }
 
 // One distinct target of a call. The views in `peer` point into `pin`, which
@@ -156,19 +201,41 @@ struct Scratch {
     std::vector<memfabric::Peer> peers;
     std::vector<memfabric::Request> requests;
 
-    // Requests mostly go where the one before went, or take turns.
-    uint32_t target(SegmentID id) {
-        for (size_t i = 0; i < targets.size(); ++i) {
-            if (targets[latest].id == id) return static_cast<uint32_t>(latest);
-            if (++latest == targets.size()) latest = 0;
-        }
-        latest = targets.size();
-        targets.push_back({id, nullptr, {}, {}});
-        return static_cast<uint32_t>(latest);
-    }
+    // Converts the requests and collects their targets.
+    void convert(const std::vector<Request> &list);
 
-    size_t latest = 0;
+   private:
+    size_t find(SegmentID id, size_t guess);
 };
+
+void Scratch::convert(const std::vector<Request> &list) {
+    targets.clear();
+    requests.resize(list.size());
+    auto *converted = requests.data();
+    SegmentID id{};
+    size_t target = 0;
+    for (const auto &request : list) {
+        if (request.target_id != id || targets.empty()) {
+            id = request.target_id;
+            target = find(id, target);
+        }
+        *converted++ = {reinterpret_cast<size_t>(request.source),
+                        request.target_offset, request.length,
+                        static_cast<uint32_t>(target),
+                        static_cast<uint8_t>(request.opcode)};
+    }
+}
+
+// The position of a target, a new one if need be. It is looked for from behind
+// the `guess` on, for requests to several targets often take turns.
+size_t Scratch::find(SegmentID id, size_t guess) {
+    for (size_t i = 0; i < targets.size(); ++i) {
+        if (++guess >= targets.size()) guess = 0;
+        if (targets[guess].id == id) return guess;
+    }
+    targets.push_back({id, nullptr, {}, {}});
+    return targets.size() - 1;
+}
 
 }  // namespace
 
@@ -276,14 +343,14 @@ Status MemFabricTransport::warmupSegment(SegmentID target_id) {
 Status MemFabricTransport::allocateSubBatch(SubBatchRef &batch,
                                             size_t max_size) {
     return guard("allocateSubBatch", [&] {
-        batch = new MemFabricSubBatch(impl_->core->allocate(max_size));
+        batch = new MemFabricSubBatch(*impl_->core, max_size);
         return Status::OK();
     });
 }
 
 Status MemFabricTransport::freeSubBatch(SubBatchRef &batch) {
     return guard("freeSubBatch", [&] {
-        auto *ours = own(batch);
+        auto *ours = own(batch, *impl_->core);
         if (!ours) return notOurs("freeSubBatch");
         const std::unique_ptr<MemFabricSubBatch> owner(ours);
         batch = nullptr;
@@ -343,22 +410,13 @@ void MemFabricTransport::Impl::resolve(Target &target) {
 Status MemFabricTransport::submitTransferTasks(
     SubBatchRef batch, const std::vector<Request> &request_list) {
     return guard("submitTransferTasks", [&] {
-        auto *ours = own(batch);
+        auto *ours = own(batch, *impl_->core);
         if (!ours) return notOurs("submitTransferTasks");
         // Its destructor frees memory and needs nothing else, so it is safe
         // at any thread's end.
         thread_local Scratch scratch;
-        scratch.targets.clear();
+        scratch.convert(request_list);
         scratch.peers.clear();
-        // Every entry is written below; what the last call left is not cleared.
-        scratch.requests.resize(request_list.size());
-        auto *converted = scratch.requests.data();
-        for (const auto &request : request_list) {
-            *converted++ = {reinterpret_cast<size_t>(request.source),
-                            request.target_offset, request.length,
-                            scratch.target(request.target_id),
-                            static_cast<uint8_t>(request.opcode)};
-        }
         for (auto &target : scratch.targets) {
             impl_->resolve(target);
             scratch.peers.push_back(target.peer);
@@ -374,25 +432,13 @@ Status MemFabricTransport::submitTransferTasks(
 
 Status MemFabricTransport::getTransferStatus(SubBatchRef batch, int task_id,
                                              TransferStatus &status) {
-    return guard("getTransferStatus", [&] {
-        auto *ours = own(batch);
-        if (!ours) return notOurs("getTransferStatus");
-        const auto polled = impl_->core->poll(*ours->tasks, task_id);
-        switch (polled.state) {
-            case memfabric::TaskState::Completed:
-                status.s = TransferStatusEnum::COMPLETED;
-                break;
-            case memfabric::TaskState::Failed:
-                status.s = TransferStatusEnum::FAILED;
-                break;
-            case memfabric::TaskState::Unknown:
-                return pollError();
-            default:
-                status.s = TransferStatusEnum::PENDING;
-        }
-        status.transferred_bytes = polled.bytes;
+    auto *ours = own(batch, *impl_->core);
+    if (!ours) return notOurs("getTransferStatus");
+    if (const uint64_t *length = ours->completed(task_id)) {
+        status = {TransferStatusEnum::COMPLETED, *length};
         return Status::OK();
-    });
+    }
+    return ours->poll(task_id, status);
 }
 
 bool MemFabricTransport::warmupMemory(void *addr, size_t) {
