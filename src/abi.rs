@@ -73,6 +73,9 @@ pub const SMEMB_DATA_OP_DEVICE_UBOE: u32 = 1 << 7;
 /// Bytes of `url` and `nic` in [`smem_trans_config_t`], terminator included.
 pub const SMEM_URL_BYTES: usize = 64;
 
+/// Functions that this revision of the library must export.
+pub const FUNCTIONS: usize = 13;
+
 /// An opaque transfer instance.
 pub type smem_trans_t = *mut c_void;
 

@@ -106,8 +106,8 @@ pub enum Error {
     },
     /// The library lacks symbols.
     #[error(
-        "{library} is incompatible{}: missing {}",
-        revision(*.abi_version),
+        "{library} is incompatible, {}: missing {}",
+        revision(*.abi_version, missing.len()),
         .missing.join(", ")
     )]
     SymbolsMissing {
@@ -320,14 +320,15 @@ impl Error {
     }
 }
 
-fn revision(abi_version: Option<u32>) -> String {
+fn revision(abi_version: Option<u32>, missing: usize) -> String {
     match abi_version {
         Some(version) => format!(
-            ", an older, incompatible revision (ABI version {}.{})",
+            "an older, incompatible revision (ABI version {}.{})",
             version >> 16,
             version & 0xffff
         ),
-        None => ", an older, incompatible revision of MemFabric".to_owned(),
+        None if missing == abi::FUNCTIONS => "not MemFabric's library".to_owned(),
+        None => "an older, incompatible revision of MemFabric".to_owned(),
     }
 }
 

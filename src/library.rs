@@ -62,7 +62,7 @@ macro_rules! symbols {
 
         impl Library {
             /// Names of the functions, in the order in which they are reported.
-            pub const SYMBOLS: [&'static str; 13] = [$(stringify!($name)),*];
+            pub const SYMBOLS: [&'static str; abi::FUNCTIONS] = [$(stringify!($name)),*];
 
             fn resolve(linked: &Linked, path: PathBuf) -> Result<Self, Vec<&'static str>> {
                 let mut missing = Vec::new();

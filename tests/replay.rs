@@ -275,7 +275,7 @@ fn bad_input_is_one_line_that_says_what_and_where() {
         ),
         (
             "--library=libc.so.6".to_owned(),
-            "libc.so.6 is incompatible, an older, incompatible revision of MemFabric: missing smem_trans_init, ".to_owned(),
+            "libc.so.6 is incompatible, not MemFabric's library: missing smem_trans_init, ".to_owned(),
         ),
     ];
     for (bad, message) in cases {
