@@ -42,9 +42,7 @@ fi
 
 step 'Formatting, lints, documentation'
 cargo fmt --all --check
-clang-format --dry-run --Werror cpp/*.cpp include/memfabric/*.h \
-    include/tent/*/*.h include/tent/*/*/*.h tests/cpp/*.cpp \
-    $(find tests/tent -name '*.h' -o -name '*.cpp')
+git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format --dry-run --Werror
 cargo clippy --locked --workspace --all-targets -- -D warnings
 RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps
 cargo check --locked --no-default-features -p memfabric-transport --lib

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// TENT's view of the MemFabric transport; everything behind it is the Rust core.
+// TENT's view of the MemFabric transport; everything behind it is the Rust
+// core.
 
 #ifndef TENT_MEMFABRIC_TRANSPORT_H
 #define TENT_MEMFABRIC_TRANSPORT_H
@@ -88,15 +89,21 @@ class MemFabricTransport : public Transport {
 namespace memfabric {
 
 template <typename T>
-concept HasQuiesce = requires { &T::quiesce; };
+concept HasQuiesce = requires {
+    &T::quiesce;
+};
 template <typename T>
-concept QuiesceAsExpected =
-    requires { static_cast<Status (T::*)()>(&T::quiesce); };
+concept QuiesceAsExpected = requires {
+    static_cast<Status (T::*)()>(&T::quiesce);
+};
 template <typename T>
-concept HasWarmupSegment = requires { &T::warmupSegment; };
+concept HasWarmupSegment = requires {
+    &T::warmupSegment;
+};
 template <typename T>
-concept WarmupSegmentAsExpected =
-    requires { static_cast<Status (T::*)(SegmentID)>(&T::warmupSegment); };
+concept WarmupSegmentAsExpected = requires {
+    static_cast<Status (T::*)(SegmentID)>(&T::warmupSegment);
+};
 
 }  // namespace memfabric
 
