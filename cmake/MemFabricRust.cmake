@@ -227,11 +227,12 @@ function(memfabric_add_core)
     OUTPUT_VARIABLE output
     ERROR_VARIABLE error
     RESULT_VARIABLE result)
+  file(REMOVE "${empty}.rs" "${empty}.a")
   if(NOT result EQUAL 0 OR NOT "${output}${error}" MATCHES
                            "native-static-libs: ([^\n]*)")
     message(
       FATAL_ERROR
-        "${MEMFABRIC_RUSTC} cannot build a static library (${result}): ${output}${error}"
+        "${MEMFABRIC_RUSTC} cannot build a static library (${result}): ${output}${error}\nWith another CARGO_BUILD_TARGET than the host's, its standard library must be installed: 'rustup target add <triple>'."
     )
   endif()
   string(STRIP "${CMAKE_MATCH_1}" system_libraries)
