@@ -252,22 +252,35 @@ fn bad_input_is_one_line_that_says_what_and_where() {
     let of = |file: &NamedTempFile| option("trace", file.path());
 
     let cases = [
-        ("--trace=/nonexistent/t".to_owned(), "trace /nonexistent/t: No such file".to_owned()),
+        (
+            "--trace=/nonexistent/t".to_owned(),
+            "trace /nonexistent/t: No such file".to_owned(),
+        ),
         (of(&not_json), at(&not_json, ":3: is not JSON: ")),
         (of(&no_ids), at(&no_ids, ":2: missing field `hash_ids`")),
-        (of(&negative), at(&negative, ":3: hash_ids[1]: invalid value: integer `-4`")),
+        (
+            of(&negative),
+            at(&negative, ":3: hash_ids[1]: invalid value: integer `-4`"),
+        ),
         (of(&empty), at(&empty, ": has no block to move")),
-        ("--block-bytes=0".to_owned(), "--block-bytes is 0".to_owned()),
+        (
+            "--block-bytes=0".to_owned(),
+            "--block-bytes is 0".to_owned(),
+        ),
         (
             "--block-bytes=9MiB".to_owned(),
             "--block-bytes is 9437184, must not be larger than --pool-bytes, 8388608".to_owned(),
         ),
-        ("--pool-bytes=4PiB".to_owned(), "--pool-bytes 4503599627370496".to_owned()),
+        (
+            "--pool-bytes=4PiB".to_owned(),
+            "--pool-bytes 4503599627370496".to_owned(),
+        ),
         ("--in-flight=0".to_owned(), "--in-flight is 0".to_owned()),
         ("--requests=0".to_owned(), "--requests is 0".to_owned()),
         (
             "--library=/nonexistent/l.so".to_owned(),
-            "/nonexistent/l.so unavailable: /nonexistent/l.so: cannot open shared object".to_owned(),
+            "/nonexistent/l.so unavailable: /nonexistent/l.so: cannot open shared object"
+                .to_owned(),
         ),
         (
             option("library", not_json.path()),
@@ -275,7 +288,8 @@ fn bad_input_is_one_line_that_says_what_and_where() {
         ),
         (
             "--library=libc.so.6".to_owned(),
-            "libc.so.6 is incompatible, not MemFabric's library: missing smem_trans_init, ".to_owned(),
+            "libc.so.6 is incompatible, not MemFabric's library: missing smem_trans_init, "
+                .to_owned(),
         ),
     ];
     for (bad, message) in cases {
