@@ -45,6 +45,16 @@ pub struct Peer<'a> {
     pub problem: &'a str,
 }
 
+impl Peer<'_> {
+    fn parse(&self) -> Result<Endpoint, String> {
+        if !self.problem.is_empty() {
+            return Err(self.problem.to_owned());
+        }
+        Endpoint::parse(self.endpoint)
+            .map_err(|problem| format!("memfabric_unique_id '{}' {problem}", self.endpoint))
+    }
+}
+
 /// What a task is told to TENT as; the engine handles no other state well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskState {
@@ -377,7 +387,8 @@ impl SubBatch {
 /// A call being split into vendor batches (C8); kept between calls for its room.
 #[derive(Debug, Default)]
 pub(crate) struct Grouping {
-    /// For each peer of the call, its endpoint if it has a usable one.
+    /// For each peer of the call, its endpoint if it has a usable one; behind
+    /// them, those of earlier calls.
     endpoints: Vec<Option<Endpoint>>,
     /// For each peer, READ then WRITE: position in `groups`, or [`NO_GROUP`].
     group_of: Vec<[u32; 2]>,
@@ -404,31 +415,27 @@ impl Grouping {
     /// the log.
     pub(crate) fn begin<'a>(&mut self, peers: impl Iterator<Item = Peer<'a>>) -> Vec<Unreachable> {
         let mut unreachable = Vec::new();
-        self.endpoints.clear();
         self.group_of.clear();
         self.unaddressable = None;
         self.spare.append(&mut self.groups);
-        for peer in peers {
-            let endpoint = if peer.problem.is_empty() {
-                Endpoint::parse(peer.endpoint)
-                    .map_err(|problem| format!("memfabric_unique_id '{}' {problem}", peer.endpoint))
-            } else {
-                Err(peer.problem.to_owned())
-            };
-            match endpoint {
-                Ok(endpoint) => {
-                    self.endpoints.push(Some(endpoint));
-                    self.group_of.push([NO_GROUP; 2]);
-                }
-                Err(problem) => {
-                    unreachable.push(Unreachable {
-                        name: peer.name.to_owned(),
-                        problem,
-                    });
-                    self.endpoints.push(None);
-                    self.group_of.push([NO_GROUP; 2]);
-                }
+        for (index, peer) in peers.enumerate() {
+            if index == self.endpoints.len() {
+                self.endpoints.push(None);
             }
+            // The last call's peers are mostly this one's, so parsing is rare.
+            let endpoint = &mut self.endpoints[index];
+            if !peer.problem.is_empty() || !endpoint.is_some_and(|known| known.is(peer.endpoint)) {
+                *endpoint = peer
+                    .parse()
+                    .map_err(|problem| {
+                        unreachable.push(Unreachable {
+                            name: peer.name.to_owned(),
+                            problem,
+                        });
+                    })
+                    .ok();
+            }
+            self.group_of.push([NO_GROUP; 2]);
         }
         unreachable
     }

@@ -61,6 +61,14 @@ impl Endpoint {
         std::str::from_utf8(&self.bytes[..length.unwrap_or(MAX_BYTES)]).unwrap_or_default()
     }
 
+    /// Whether it is what [`Self::parse`] makes of `text`.
+    pub(crate) fn is(&self, text: &str) -> bool {
+        let text = text.as_bytes();
+        !text.is_empty()
+            && self.bytes.starts_with(text)
+            && self.bytes.get(text.len()).is_some_and(|next| *next == 0)
+    }
+
     /// The text as the library reads it: NUL-terminated, at a stable place for
     /// as long as this value does not move.
     pub fn as_c_bytes(&self) -> &[u8; SMEM_URL_BYTES] {

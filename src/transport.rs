@@ -407,7 +407,7 @@ impl Transport {
         }
         sub_batch.publish(tasks, state.submitting.drain(..));
         let unaddressable = state.grouping.unaddressable.take();
-        let own = *backend.endpoint();
+        let own = (!refusals.is_empty()).then(|| *backend.endpoint());
         drop(guard);
         if let Some((
             request,
@@ -428,7 +428,12 @@ impl Transport {
         Ok(())
     }
 
-    fn report_submission(&self, unreachable: &[Unreachable], refusals: &[Refusal], own: Endpoint) {
+    fn report_submission(
+        &self,
+        unreachable: &[Unreachable],
+        refusals: &[Refusal],
+        own: Option<Endpoint>,
+    ) {
         for peer in unreachable {
             warn!(
                 peer = peer.name,
@@ -440,7 +445,7 @@ impl Transport {
             self.suspects.mark(refusal.peer.as_str());
             warn!(
                 peer = %refusal.peer,
-                own_endpoint = own == refusal.peer,
+                own_endpoint = own == Some(refusal.peer),
                 opcode = %refusal.opcode,
                 tasks = refusal.tasks,
                 bytes = refusal.bytes,
@@ -545,15 +550,18 @@ impl Transport {
     }
 
     fn report_result(&self, batch: &VendorBatch, result: Code) {
-        let elapsed = batch.submitted.map(|submitted| submitted.elapsed());
-        let elapsed_ms = elapsed.unwrap_or_default().as_millis() as u64;
+        // Reads the clock only if the event is taken.
+        let elapsed_ms = || {
+            let elapsed = batch.submitted.map(|submitted| submitted.elapsed());
+            elapsed.unwrap_or_default().as_millis() as u64
+        };
         if result.is_ok() {
             debug!(
                 batch_id = batch.id.0,
                 peer = %batch.copy.peer(),
                 opcode = %batch.copy.opcode(),
                 tasks = batch.tasks(),
-                elapsed_ms,
+                elapsed_ms = elapsed_ms(),
                 "vendor batch completed"
             );
             return;
@@ -566,7 +574,7 @@ impl Transport {
             tasks = batch.tasks(),
             bytes = batch.copy.bytes(),
             code = %result,
-            elapsed_ms,
+            elapsed_ms = elapsed_ms(),
             "vendor batch failed, its memory may be partly written"
         );
     }
