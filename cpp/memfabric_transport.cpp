@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
@@ -190,18 +191,19 @@ MemFabricSubBatch *own(Transport::SubBatchRef batch,
 // keeps the description alive, or into `problem`.
 struct Target {
     SegmentID id;
-    SegmentDescRef pin;
-    rust::String problem;
-    memfabric::Peer peer;
+    SegmentDescRef pin{};
+    std::optional<rust::String> problem{};
+    memfabric::Peer peer{};
 };
 
 // Arrays of one submission, kept for the next one of the thread.
 struct Scratch {
+    std::vector<SegmentID> ids;
     std::vector<Target> targets;
     std::vector<memfabric::Peer> peers;
     std::vector<memfabric::Request> requests;
 
-    // Converts the requests and collects their targets.
+    // Converts the requests and collects the ids of their targets.
     void convert(const std::vector<Request> &list);
 
    private:
@@ -209,13 +211,13 @@ struct Scratch {
 };
 
 void Scratch::convert(const std::vector<Request> &list) {
-    targets.clear();
+    ids.clear();
     requests.resize(list.size());
     auto *converted = requests.data();
     SegmentID id{};
     size_t target = 0;
     for (const auto &request : list) {
-        if (request.target_id != id || targets.empty()) {
+        if (request.target_id != id || ids.empty()) {
             id = request.target_id;
             target = find(id, target);
         }
@@ -226,15 +228,16 @@ void Scratch::convert(const std::vector<Request> &list) {
     }
 }
 
-// The position of a target, a new one if need be. It is looked for from behind
-// the `guess` on, for requests to several targets often take turns.
+// The position of an id, a new one if need be. It is looked for from behind the
+// `guess` on, for requests to several targets often take turns.
 size_t Scratch::find(SegmentID id, size_t guess) {
-    for (size_t i = 0; i < targets.size(); ++i) {
-        if (++guess >= targets.size()) guess = 0;
-        if (targets[guess].id == id) return guess;
+    const size_t count = ids.size();
+    for (size_t i = 0; i < count; ++i) {
+        if (++guess >= count) guess = 0;
+        if (ids[guess] == id) return guess;
     }
-    targets.push_back({id, nullptr, {}, {}});
-    return targets.size() - 1;
+    ids.push_back(id);
+    return count;
 }
 
 }  // namespace
@@ -242,6 +245,9 @@ size_t Scratch::find(SegmentID id, size_t guess) {
 struct MemFabricTransport::Impl {
     rust::Box<memfabric::Transport> core = memfabric::newTransport();
     std::shared_ptr<ControlService> metadata;
+    // Too long for a string without memory of its own, and looked up in each
+    // submission.
+    const std::string endpoint_key = kEndpointKey;
 
     [[nodiscard]] Status publish();
     [[nodiscard]] Status withdraw();
@@ -335,7 +341,7 @@ Status MemFabricTransport::quiesce() {
 
 Status MemFabricTransport::warmupSegment(SegmentID target_id) {
     return guard("warmupSegment", [&] {
-        Target target{target_id, nullptr, {}, {}};
+        Target target{target_id};
         return impl_->read(target);
     });
 }
@@ -367,16 +373,15 @@ Status MemFabricTransport::Impl::read(Target &target) {
     return metadata->segmentManager().withCachedSegment(
         target.id, target.pin, [&](SegmentDesc *desc) {
             // May run twice, on two descriptions.
-            target.peer = {};
+            target.peer.name = desc ? str(desc->name) : rust::Str();
             if (!desc)
                 return Status::InvalidEntry("segment has no description");
-            target.peer.name = str(desc->name);
             if (desc->type != SegmentType::Memory) {
                 return Status::InvalidArgument("is a file segment");
             }
             // Only read, and never with [], which would insert.
             const auto &attrs = deviceAttrs(*desc);
-            const auto found = attrs.find(kEndpointKey);
+            const auto found = attrs.find(endpoint_key);
             if (found == attrs.end() || found->second.empty()) {
                 return Status::NeedsRefreshCache(
                     std::string("has no ") + kEndpointKey +
@@ -403,7 +408,7 @@ void MemFabricTransport::Impl::resolve(Target &target) {
         target.problem = rust::String::lossy(
             "segment " + std::to_string(target.id) + " " + status.ToString());
         target.peer.endpoint = {};
-        target.peer.problem = target.problem;
+        target.peer.problem = *target.problem;
     }
 }
 
@@ -417,7 +422,9 @@ Status MemFabricTransport::submitTransferTasks(
         thread_local Scratch scratch;
         scratch.convert(request_list);
         scratch.peers.clear();
-        for (auto &target : scratch.targets) {
+        scratch.targets.clear();
+        for (const SegmentID id : scratch.ids) {
+            auto &target = scratch.targets.emplace_back(Target{id});
             impl_->resolve(target);
             scratch.peers.push_back(target.peer);
         }
