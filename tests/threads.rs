@@ -6,13 +6,17 @@
 //! MEMFABRIC_THREADS_SECONDS=600 cargo test --release --locked --test threads
 //! ```
 //!
-//! and under a race detector, which sees this crate and the emulator, with
+//! and under ThreadSanitizer, which needs a nightly compiler, with
 //!
 //! ```text
-//! cargo test --locked --test threads --no-run
-//! MEMFABRIC_THREADS_SECONDS=20 valgrind --tool=drd --error-exitcode=9 \
-//!     --suppressions=tests/valgrind.supp target/debug/deps/threads-<hash> --test-threads=1
+//! RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
+//! TSAN_OPTIONS=suppressions=tests/tsan.supp \
+//!     cargo +nightly test --locked --no-default-features --test threads \
+//!     --target x86_64-unknown-linux-gnu -- --test-threads=1 --skip emulator
 //! ```
+//!
+//! Valgrind's drd and helgrind are of no use here: they know pthread's locks and
+//! take every atomic for a race.
 #![allow(missing_docs)]
 #![allow(unsafe_code)] // looks at memory that the emulator writes to
 
@@ -126,15 +130,17 @@ impl Site {
         let shared = self.transport.allocate(SHARED_TASKS);
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
+            let (shared, over) = (&shared, &over);
+            let mut threads = Vec::new();
             for number in 0..SUBMITTERS {
-                scope.spawn(move || self.submit_and_poll(number, seed));
+                threads.push(scope.spawn(move || self.submit_and_poll(number, seed)));
             }
-            scope.spawn(|| self.append(&shared, seed));
+            threads.push(scope.spawn(move || self.append(shared, seed)));
             for number in 0..POLLERS {
-                let (shared, over) = (&shared, &over);
-                scope.spawn(move || self.poll_shared(shared, over, seed + number as u64));
+                let seed = seed + number as u64;
+                threads.push(scope.spawn(move || self.poll_shared(shared, over, seed)));
             }
-            scope.spawn(|| self.register(&over));
+            threads.push(scope.spawn(move || self.register(over)));
             let mut random = Random(seed << 8);
             let enough = 10 + random.below(150) as u64;
             while submissions() < enough {
@@ -144,6 +150,10 @@ impl Site {
             quiesced();
             assert_eq!(self.transport.outstanding(), (0, 0));
             over.store(true, Ordering::SeqCst);
+            // Joined by name, for a race detector sees that and not a scope's end.
+            for thread in threads {
+                thread.join().expect("no panic");
+            }
         });
         for task in 0..shared.len() {
             let status = self.transport.poll(&shared, task as i32).expect("done");
@@ -542,7 +552,7 @@ fn c09_no_submission_begins_after_quiesce_has_returned_in_many_short_lives() {
             .install_backend(Arc::clone(&backend) as Arc<dyn Backend>, FOREVER)
             .expect("installed");
         thread::scope(|scope| {
-            for _ in 0..SUBMITTERS {
+            let submitters = [(); SUBMITTERS].map(|()| {
                 scope.spawn(|| {
                     loop {
                         let sub_batch = transport.allocate(1);
@@ -556,14 +566,17 @@ fn c09_no_submission_begins_after_quiesce_has_returned_in_many_short_lives() {
                             Err(error) => panic!("{error}"),
                         }
                     }
-                });
-            }
+                })
+            });
             while backend.submissions.load(Ordering::SeqCst) < seed % 8 {
                 thread::yield_now();
             }
             transport.quiesce().expect("every batch ends");
             backend.quiesced.store(true, Ordering::SeqCst);
             assert_eq!(transport.outstanding(), (0, 0), "round {seed}");
+            for submitter in submitters {
+                submitter.join().expect("no panic");
+            }
         });
         assert_eq!(transport.outstanding(), (0, 0), "round {seed}");
         let state = backend.state.lock();
