@@ -369,8 +369,12 @@ impl Run {
         }
         for (of, sub_batch) in self.sub_batches.iter().enumerate() {
             let tasks = self.model.sub_batches[of].tasks.len();
-            if sub_batch.len() != tasks {
-                return Err(format!("sub-batch {of} has {} tasks", sub_batch.len()));
+            let capacity = self.model.sub_batches[of].capacity;
+            let said = (sub_batch.len(), sub_batch.is_empty(), sub_batch.capacity());
+            if said != (tasks, tasks == 0, capacity) {
+                return Err(format!(
+                    "sub-batch {of} says {said:?}, has {tasks} of {capacity} tasks"
+                ));
             }
             for number in 0..tasks {
                 let Some(status) = self.model.terminal(of, number) else {

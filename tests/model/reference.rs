@@ -34,7 +34,7 @@ pub struct Model {
 
 pub struct SubBatch {
     transport: usize,
-    capacity: usize,
+    pub capacity: usize,
     pub tasks: Vec<Task>,
 }
 

@@ -268,7 +268,17 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn submit() -> impl Strategy<Value = Step> {
-    let requests = prop::collection::vec(piece(), 0..7);
+    let mixed = prop::collection::vec(piece(), 0..7);
+    // Most calls of an engine are of one kind.
+    let alike = mixed.clone().prop_map(|mut pieces| {
+        if let Some(Piece { peer, opcode, .. }) = pieces.first().cloned() {
+            for piece in &mut pieces {
+                (piece.peer, piece.opcode) = (peer, opcode);
+            }
+        }
+        pieces
+    });
+    let requests = prop_oneof![2 => mixed, 1 => alike];
     let verdicts = prop::collection::vec(verdict(), 1..4);
     (pick(), requests, verdicts).prop_map(|(into, requests, verdicts)| Step::Submit {
         into,
@@ -289,7 +299,7 @@ fn pick() -> impl Strategy<Value = usize> {
     prop_oneof![6 => Just(0), 3 => Just(1), 1 => 2..4usize]
 }
 
-fn piece() -> impl Strategy<Value = Piece> {
+fn piece() -> impl Strategy<Value = Piece> + Clone {
     (
         prop_oneof![160 => 0..3usize, 36 => 3..PEERS, 1 => Just(PEERS)],
         prop_oneof![200 => 0..2u8, 1 => Just(2u8)],
@@ -315,7 +325,7 @@ fn piece() -> impl Strategy<Value = Piece> {
 const BLOCK: usize = 0x80;
 
 /// In the ranges, across their ends, beside them; and nowhere.
-fn source() -> impl Strategy<Value = usize> {
+fn source() -> impl Strategy<Value = usize> + Clone {
     let edges = (range(), prop::bool::ANY, 0..3usize).prop_map(|(range, end, blocks)| {
         let region = RANGES[range];
         let edge = region.address + if end { region.length } else { 0 };
@@ -330,7 +340,7 @@ fn source() -> impl Strategy<Value = usize> {
 }
 
 /// A range that can be registered.
-fn range() -> impl Strategy<Value = usize> {
+fn range() -> impl Strategy<Value = usize> + Clone {
     prop_oneof![3 => Just(0), 1 => Just(1), 1 => Just(2), 1 => Just(3usize)]
 }
 
