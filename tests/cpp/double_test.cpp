@@ -58,6 +58,8 @@ TEST_F(DoubleTest, ExceptionFromAnyCallOfInstallIsAnErrorAndNothingIsLeft) {
                 }
                 tent_double::reset();
                 EXPECT_TRUE(status.IsInternalError()) << status;
+                EXPECT_TRUE(status.message().starts_with("memfabric "))
+                    << "does not say whose it is: " << status;
                 EXPECT_EQ(engine.endpoint(), "(none)");
                 EXPECT_EQ(emulator.count("handles"), 0u);
                 const Status again = engine.install();
