@@ -68,10 +68,12 @@ impl Service {
             );
             fds.extend(outgoing.iter().map(|it| interest(it.stream().as_raw_fd())));
             sys::poll(&mut fds, if accepting { -1 } else { ACCEPT_PAUSE_MS });
+            // Before the flag is looked at: a wake-up between the two would be
+            // drained without having been heeded.
+            self.handle.waker.drain();
             if self.handle.stopping.load(Ordering::Acquire) {
                 return;
             }
-            self.handle.waker.drain();
 
             for peer in outgoing.iter().filter(|peer| peer.alive()) {
                 self.ended.remove(&peer.instance);
