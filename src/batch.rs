@@ -371,9 +371,12 @@ impl SubBatch {
         // never the other way round.
         let lengths = self.lengths();
         let table = &self.table;
-        let batches = &table.batches[..table.batch_count.load(Ordering::Acquire)];
+        let count = table.batch_count.load(Ordering::Relaxed);
+        let batches = table.batches.get(..count).unwrap_or_default();
+        // From the last one, which a sweep asks for last.
         let all_done = batches
             .iter()
+            .rev()
             .filter_map(OnceLock::get)
             .all(|batch| matches!(batch.progress(), Progress::Done(code) if code.is_ok()));
         if all_done && !table.refused.load(Ordering::Relaxed) {

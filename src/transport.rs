@@ -377,6 +377,7 @@ impl Transport {
         let unreachable = state.grouping.begin(peers);
         state.grouping.fill(sub_batch, requests)?;
 
+        let now = Instant::now();
         let mut refusals = Vec::new();
         state.submitting.clear();
         state.outstanding.reserve(state.grouping.groups.len());
@@ -387,7 +388,7 @@ impl Transport {
             match backend.submit(&mut fresh.copy) {
                 Ok(id) => {
                     fresh.id = id;
-                    fresh.submitted = Some(Instant::now());
+                    fresh.submitted = Some(now);
                     *fresh.place.get_mut() = state.outstanding.len();
                     state.outstanding_tasks += batch.tasks();
                     state.outstanding.push(Arc::clone(&batch));
