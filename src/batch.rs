@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use crate::backend::{BatchId, CopyBatch, Opcode};
-use crate::endpoint::Endpoint;
+use crate::endpoint::{self, Endpoint};
 use crate::error::{Code, Error};
 
 /// One transfer that the engine asks for.
@@ -50,8 +50,10 @@ impl Peer<'_> {
         if !self.problem.is_empty() {
             return Err(self.problem.to_owned());
         }
-        Endpoint::parse(self.endpoint)
-            .map_err(|problem| format!("memfabric_unique_id '{}' {problem}", self.endpoint))
+        Endpoint::parse(self.endpoint).map_err(|problem| {
+            let published = endpoint::excerpt(self.endpoint);
+            format!("memfabric_unique_id '{published}' {problem}")
+        })
     }
 }
 

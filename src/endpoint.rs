@@ -64,7 +64,8 @@ impl Endpoint {
     /// Whether it is what [`Self::parse`] makes of `text`.
     pub(crate) fn is(&self, text: &str) -> bool {
         let text = text.as_bytes();
-        !text.is_empty()
+        // One that ends in a NUL would match the zeros behind the endpoint.
+        text.last().is_some_and(|last| *last != 0)
             && self.bytes.starts_with(text)
             && self.bytes.get(text.len()).is_some_and(|next| *next == 0)
     }
@@ -188,6 +189,17 @@ impl Host {
     pub fn at(&self, port: u16) -> Endpoint {
         Endpoint::pack(&SocketAddr::new(self.0, port).to_string())
     }
+}
+
+/// What a peer published, fit for one line of a log: it may be anything, of any
+/// size.
+pub(crate) fn excerpt(published: &str) -> String {
+    let shown = published.chars().take(MAX_BYTES);
+    let mut excerpt: String = shown.flat_map(char::escape_debug).collect();
+    if published.chars().nth(MAX_BYTES).is_some() {
+        excerpt.push('…');
+    }
+    excerpt
 }
 
 /// Whether a resolver would take `name` for an address, and for another one than

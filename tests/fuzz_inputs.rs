@@ -353,6 +353,66 @@ proptest! {
     }
 }
 
+/// What a peer publishes is not a way into this process's log.
+#[test]
+fn case_16_an_endpoint_of_any_size_and_content_is_one_short_line_of_the_log() {
+    let huge = "9".repeat(1 << 20);
+    let forged = "10.0.0.1:1\nERROR everything is lost\u{1b}[31m";
+    for endpoint in [huge.as_str(), forged, "\u{0}\r\n"] {
+        let (transport, _backend) = installed();
+        let sub_batch = transport.allocate(1);
+        let hostile = Peer {
+            name: "node-h",
+            endpoint,
+            problem: "",
+        };
+        let (outcome, events) = events_of(|| {
+            transport.submit(
+                &sub_batch,
+                [hostile].into_iter(),
+                [write(0, 1, 1, 1)].into_iter(),
+            )
+        });
+        outcome.expect("a peer is no error of the call");
+        let [line] = events.as_slice() else {
+            panic!("one line for one peer: {}", events.len());
+        };
+        assert!(line.len() < 1024, "{} bytes", line.len());
+        assert!(!line.contains(char::is_control), "{line:?}");
+        let begin: String = endpoint
+            .chars()
+            .take(10)
+            .flat_map(char::escape_debug)
+            .collect();
+        assert!(line.contains("node-h") && line.contains(&begin), "{line}");
+    }
+}
+
+/// An endpoint with something behind it is another text, also where the call
+/// before it named the one without.
+#[test]
+fn case_16_an_endpoint_with_a_trailing_nul_is_refused_at_any_time() {
+    let (transport, backend) = installed();
+    let sub_batch = transport.allocate(3);
+    for (task, endpoint) in [PEER_A, "10.0.0.1:1001\0", PEER_A].into_iter().enumerate() {
+        let request = write(0, 0x1000, 0x9000, 8);
+        transport
+            .submit(
+                &sub_batch,
+                [peer(endpoint)].into_iter(),
+                [request].into_iter(),
+            )
+            .expect("a peer is no error of the call");
+        let status = transport.poll(&sub_batch, task as i32).expect("polled");
+        let failed = status == TaskStatus::FAILED;
+        assert_eq!(failed, endpoint.contains('\0'), "{endpoint:?}: {status:?}");
+    }
+    for id in 0..2 {
+        backend.answer_always(id, done(0));
+    }
+    transport.quiesce().expect("they end");
+}
+
 /// Numbers at which sums wrap.
 fn edge() -> impl Strategy<Value = usize> {
     prop_oneof![
