@@ -251,6 +251,7 @@ pub struct SmemBackend {
     _watch: PeerWatch,
     _initialised: Initialised,
     library: Arc<Library>,
+    device: u32,
     endpoint: Endpoint,
     need_retry: i32,
 }
@@ -274,7 +275,11 @@ impl SmemBackend {
 
     pub(crate) fn open_with(config: &Config, suspects: Arc<Suspects>) -> Result<Self, Error> {
         let library = Arc::new(Library::load(&config.library)?);
-        info!(library = %library.path().display(), "MemFabric library opened");
+        info!(
+            library = %library.path().display(),
+            abi_version = library.abi_version().as_deref().unwrap_or("not told"),
+            "MemFabric library opened"
+        );
         set_log_level(&library, config);
         let device = device::current(config.protocol)?;
         let initialised = Initialised::acquire(&library, device)?;
@@ -288,9 +293,15 @@ impl SmemBackend {
             _watch: watch,
             _initialised: initialised,
             library,
+            device,
             endpoint,
             need_retry: config.need_retry,
         })
+    }
+
+    /// The Ascend device that it works with; 0 where none is needed.
+    pub fn device(&self) -> u32 {
+        self.device
     }
 
     /// The file that the library was taken from.

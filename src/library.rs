@@ -54,6 +54,7 @@ macro_rules! symbols {
         #[derive(Debug)]
         pub struct Library {
             path: PathBuf,
+            abi_version: Option<u32>,
             $(
                 #[doc = concat!("`", stringify!($name), "`, see [`abi::", stringify!($name), "`].")]
                 pub(crate) $name: abi::$name,
@@ -75,7 +76,11 @@ macro_rules! symbols {
                     }
                 )*
                 match ($($name,)*) {
-                    ($(Some($name),)*) => Ok(Self { path, $($name),* }),
+                    ($(Some($name),)*) => Ok(Self {
+                        path,
+                        abi_version: abi_version(linked),
+                        $($name),*
+                    }),
                     _ => Err(missing),
                 }
             }
@@ -101,8 +106,8 @@ symbols! {
 
 impl Library {
     /// Opens `name` and resolves all 13 symbols. No function of the library has
-    /// been called when this returns, but for `smem_get_abi_version` where
-    /// symbols are missing, to name the revision.
+    /// been called when this returns, but for `smem_get_abi_version` where it is
+    /// there, to name the revision.
     ///
     /// # Errors
     ///
@@ -131,6 +136,12 @@ impl Library {
                 abi_version: abi_version(&linked),
             }),
         }
+    }
+
+    /// The library's own `major.minor`, if it tells one \[pub\].
+    pub fn abi_version(&self) -> Option<String> {
+        let version = self.abi_version?;
+        Some(format!("{}.{}", version >> 16, version & 0xffff))
     }
 
     /// The file that the dynamic linker took, or the name that was asked for

@@ -165,10 +165,12 @@ impl Transport {
         self.refuse_second_install(&self.state.lock())?;
         let backend = SmemBackend::open_with(config, Arc::clone(&self.suspects))?;
         let library = backend.library_path().display().to_string();
+        let device = backend.device();
         self.install_backend(Arc::new(backend), config.timeout)?;
         info!(
             endpoint = %self.endpoint().unwrap_or_default(),
             protocol = %config.protocol,
+            device,
             timeout_ms = config.timeout.as_millis() as u64,
             library,
             "memfabric transport installed"

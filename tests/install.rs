@@ -56,6 +56,26 @@ fn an_install_takes_every_step_once_and_an_uninstall_takes_them_back() {
 }
 
 #[test]
+fn an_install_says_what_an_operator_asks_for_first() {
+    let _emulator = Emulator::start();
+    let (_, events) = events_of(|| Transport::new().install(&config()));
+    let line = |start: &str| events.iter().find(|line| line.starts_with(start));
+    let opened = line("INFO MemFabric library opened").expect("told");
+    for part in ["library=", "libmf_smem.so", "abi_version=not told"] {
+        assert!(opened.contains(part), "{part} in {opened}");
+    }
+    let installed = line("INFO memfabric transport installed").expect("told");
+    for part in [
+        "endpoint=127.0.0.1:",
+        "protocol=host_rdma",
+        "device=0",
+        "timeout_ms=10000",
+    ] {
+        assert!(installed.contains(part), "{part} in {installed}");
+    }
+}
+
+#[test]
 fn case_07_each_failing_step_is_named_undone_and_leaves_a_second_install_possible() {
     struct Case {
         script: &'static str,
