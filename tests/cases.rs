@@ -7,6 +7,7 @@ mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -196,6 +197,52 @@ fn case_31_results_are_handed_out_once_and_pollers_share_them() {
         }
     });
     assert_eq!((backend.queries(0), backend.queries(1)), (3, 3));
+}
+
+/// A second poller that comes while the first one's question is under way takes
+/// its answer, be it pending or the result, and does not ask as well.
+#[test]
+fn case_31_a_poller_that_waited_for_an_answer_takes_it() {
+    for round in 0..40 {
+        let (transport, backend) = installed();
+        let sub_batch = transport.allocate(2);
+        submit(&transport, &sub_batch, &writes(2, 64)).expect("submitted");
+        let (answer, status) = match round % 2 {
+            0 => (Query::Pending, TaskStatus::PENDING),
+            _ => (done(0), completed(64)),
+        };
+        backend.answer(0, [answer]);
+        backend.answer_always(0, query_error(-2007));
+        let gate = backend.gate_query();
+        let coming = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let first = scope.spawn(|| transport.poll(&sub_batch, 0));
+            gate.entered
+                .recv_timeout(FOREVER)
+                .expect("the first poll asks");
+            let second = scope.spawn(|| {
+                coming.store(true, Ordering::SeqCst);
+                transport.poll(&sub_batch, 1)
+            });
+            // Time for it to reach the lock; if it does not, the test is weaker
+            // in this round and no less right.
+            while !coming.load(Ordering::SeqCst) {
+                thread::yield_now();
+            }
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(1) {
+                thread::yield_now();
+            }
+            gate.leave.send(()).expect("the first poll waits");
+            for poller in [first, second] {
+                let told = poller.join().expect("no panic");
+                assert_eq!(told.expect("no query error"), status, "round {round}");
+            }
+        });
+        assert_eq!(backend.queries(0), 1, "round {round}");
+        backend.answer(0, [done(0)]);
+        transport.quiesce().expect("it ends");
+    }
 }
 
 #[test]
