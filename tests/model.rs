@@ -107,8 +107,20 @@ fn random_sequences_are_told_what_the_reference_model_says() {
         figures.sequences += 1;
         Run::default().all(&script, &mut figures)
     });
-    eprintln!("{:#?}", figures.into_inner());
+    let figures = figures.into_inner();
+    eprintln!("{figures:#?}");
     match outcome {
+        // Sequences in which little happens would find little.
+        Ok(()) if figures.sequences >= u64::from(CASES) => {
+            let kinds = (figures.told.len(), figures.vendor_calls.len());
+            assert!(
+                kinds >= (30, 7),
+                "only {kinds:?} kinds of outcomes and calls"
+            );
+            let rare = figures.told.iter().filter(|(_, count)| **count < 10);
+            let rare: Vec<_> = rare.collect();
+            assert!(rare.len() < 5, "too rare to find anything: {rare:?}");
+        }
         Ok(()) => {}
         Err(TestError::Fail(reason, script)) => panic!("{reason}\nin the script{script:?}"),
         Err(error) => panic!("{error}"),
