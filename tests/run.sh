@@ -51,7 +51,8 @@ step 'The core and the command'
 cargo test --locked --workspace --no-fail-fast 2>&1 | tee "$build/cargo-test.log"
 
 step 'The shim, against both generations of TENT'
-cmake -S . -B "$build/cmake" -G Ninja -DMEMFABRIC_VALGRIND=ON
+cmake -S . -B "$build/cmake" -G Ninja -DMEMFABRIC_VALGRIND=ON \
+    -DMEMFABRIC_BUILD_BENCHMARKS=ON
 cmake --build "$build/cmake"
 ctest --test-dir "$build/cmake" --output-on-failure --no-tests=error 2>&1 |
     tee "$build/ctest.log"
