@@ -617,3 +617,72 @@ impl SubBatch {
         self.table.length.store(length, Ordering::Release);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(length: usize, peer: u32) -> Request {
+        Request {
+            source: 0x1000,
+            target: 0x2000,
+            length,
+            peer,
+            opcode: Opcode::WRITE,
+        }
+    }
+
+    /// Submits to a reachable peer (0) and one that is not (1).
+    fn submit(sub_batch: &SubBatch, requests: &[Request]) -> Vec<Arc<VendorBatch>> {
+        let mut grouping = Grouping::default();
+        let peers = ["10.0.0.1:1", ""].map(|endpoint| Peer {
+            name: "peer",
+            endpoint,
+            problem: "",
+        });
+        grouping.begin(peers.into_iter());
+        grouping
+            .fill(sub_batch, requests.iter().copied())
+            .expect("it fits");
+        let batches: Vec<Arc<VendorBatch>> =
+            grouping.groups.iter().map(|_| Arc::default()).collect();
+        sub_batch.publish(requests.len(), batches.iter().cloned());
+        batches
+    }
+
+    fn shown(sub_batch: &SubBatch) -> Vec<u64> {
+        let lengths = sub_batch.completed().iter();
+        lengths
+            .map(|length| length.load(Ordering::Relaxed))
+            .collect()
+    }
+
+    #[test]
+    fn lengths_are_shown_once_every_task_is_completed() {
+        let sub_batch = SubBatch::new(1, 4, Table::with_room_for(4));
+        let first = submit(&sub_batch, &[request(8, 0), request(0, 0)]);
+        assert_eq!(shown(&sub_batch), [], "the first task is outstanding");
+        first[0].finish(Code::OK);
+        assert_eq!(shown(&sub_batch), [8, 0]);
+        let second = submit(&sub_batch, &[request(16, 0)]);
+        assert_eq!(shown(&sub_batch), [], "a later task is outstanding");
+        second[0].finish(Code::OK);
+        assert_eq!(shown(&sub_batch), [8, 0, 16]);
+        submit(&sub_batch, &[request(32, 1)]);
+        assert_eq!(shown(&sub_batch), [], "a later task has failed");
+    }
+
+    #[test]
+    fn lengths_of_a_failed_batch_are_never_shown() {
+        let sub_batch = SubBatch::new(1, 1, Table::with_room_for(1));
+        let batches = submit(&sub_batch, &[request(8, 0)]);
+        batches[0].finish(Code(-1));
+        assert_eq!(shown(&sub_batch), []);
+    }
+
+    #[test]
+    fn a_task_is_at_most_32_bytes() {
+        let task = size_of::<Task>() + size_of::<AtomicU64>();
+        assert!(task + size_of::<OnceLock<Arc<VendorBatch>>>() <= 32);
+    }
+}

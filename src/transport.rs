@@ -289,8 +289,17 @@ impl Transport {
             // Nothing is registered with a library that is not there.
             Err(_) => return Ok(()),
         };
-        if self.memory.lock().count(region) == 0 {
-            return Ok(());
+        {
+            let mut memory = self.memory.lock();
+            match memory.count(region) {
+                0 => return Ok(()),
+                1 => {}
+                // Others go on using it, so there is nothing to wait for.
+                _ => {
+                    memory.remove(region);
+                    return Ok(());
+                }
+            }
         }
         let uses = |batch: &VendorBatch| batch.copy.uses(region);
         let waited = self.wait(&uses, Patience::Implicit);

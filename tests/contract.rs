@@ -1081,6 +1081,25 @@ fn a_busy_range_is_waited_for_before_it_is_deregistered() {
 }
 
 #[test]
+fn case_18_one_of_two_owners_of_a_busy_range_leaves_at_once() {
+    let (transport, backend) = installed();
+    transport.register(&[RANGE, RANGE]).expect("registered");
+    let sub_batch = transport.allocate(1);
+    submit(&transport, &sub_batch, &[read(0, RANGE.address, 0x9000, 8)]).expect("submitted");
+    transport.deregister(RANGE).expect("another owner is left");
+    assert_eq!(backend.queries(0), 0, "nothing was waited for");
+    transport
+        .deregister(RANGE)
+        .expect_err("the last owner waits for the batch");
+    backend.answer_always(0, done(0));
+    transport.deregister(RANGE).expect("it ended");
+    assert_eq!(
+        backend.calls().last(),
+        Some(&Call::Deregister(RANGE.address))
+    );
+}
+
+#[test]
 fn a_range_that_stays_busy_stays_registered() {
     let (transport, backend) = installed();
     let idle = Region {
