@@ -97,8 +97,18 @@ impl Regions {
         }
     }
 
+    /// Whether exactly this range is registered once. One of several registrations
+    /// is taken back at once, for the others go on using the range.
+    pub(crate) fn is_last_owner(&mut self, region: Region) -> bool {
+        let count = self.count(region);
+        if count > 1 {
+            self.remove(region);
+        }
+        count == 1
+    }
+
     /// How often exactly this range is registered.
-    pub(crate) fn count(&self, region: Region) -> usize {
+    fn count(&self, region: Region) -> usize {
         match self.ranges.get(&region.address) {
             Some(range) if range.length == region.length => range.count,
             _ => 0,

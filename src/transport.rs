@@ -289,28 +289,14 @@ impl Transport {
             // Nothing is registered with a library that is not there.
             Err(_) => return Ok(()),
         };
-        {
-            let mut memory = self.memory.lock();
-            match memory.count(region) {
-                0 => return Ok(()),
-                1 => {}
-                // Others go on using it, so there is nothing to wait for.
-                _ => {
-                    memory.remove(region);
-                    return Ok(());
-                }
-            }
+        if !self.memory.lock().is_last_owner(region) {
+            return Ok(());
         }
         let uses = |batch: &VendorBatch| batch.copy.uses(region);
         let waited = self.wait(&uses, Patience::Implicit);
         let mut memory = self.memory.lock();
-        match memory.count(region) {
-            0 => return Ok(()),
-            1 => {}
-            _ => {
-                memory.remove(region);
-                return Ok(());
-            }
+        if !memory.is_last_owner(region) {
+            return Ok(());
         }
         // Held across the call, so that no submission slips in between.
         let state = self.state.lock();

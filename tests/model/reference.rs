@@ -509,6 +509,16 @@ impl Model {
         if !self.installed || registrations == 0 {
             return Ok((Ok(()), Vec::new()));
         }
+        let remove_one = |registered: &mut Vec<Region>| {
+            if let Some(one) = registered.iter().position(|known| *known == range) {
+                registered.swap_remove(one);
+            }
+        };
+        // Others go on using it: there is nothing to wait for.
+        if registrations > 1 {
+            remove_one(&mut self.registered);
+            return Ok((Ok(()), Vec::new()));
+        }
         let uses = |batch: &Batch| {
             batch.local.iter().any(|(address, length)| {
                 let begin = (*address).max(range.address);
@@ -519,7 +529,7 @@ impl Model {
         let asked = questions(calls);
         let left = self.wait(uses, Patience::Implicit, &asked, elapsed_ms)?;
         let mut expected = asked_as_calls(&asked);
-        if registrations == 1 && !left.is_empty() {
+        if !left.is_empty() {
             let error = Error::RegionBusy {
                 address: range.address,
                 length: range.length,
@@ -528,12 +538,7 @@ impl Model {
             };
             return Ok((Err(error), expected));
         }
-        if let Some(one) = self.registered.iter().position(|known| *known == range) {
-            self.registered.swap_remove(one);
-        }
-        if registrations > 1 {
-            return Ok((Ok(()), expected));
-        }
+        remove_one(&mut self.registered);
         expected.push(Call::Deregister(range.address));
         let outcome = match refuse {
             None => Ok(()),
