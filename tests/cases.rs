@@ -505,3 +505,23 @@ fn case_20_a_submission_is_not_held_up_by_a_registration() {
         registrar.join().expect("no panic").expect("registered");
     });
 }
+
+#[test]
+fn case_42_the_bridge_generator_and_its_runtime_are_of_one_version() {
+    let lock = include_str!("../Cargo.lock");
+    let version = |package: &str| {
+        let entry = format!("name = \"{package}\"\nversion = \"");
+        let mut found = lock.split(&entry).skip(1);
+        let version = found.next().and_then(|rest| rest.split('"').next());
+        assert!(found.next().is_none(), "{package} is locked twice");
+        version.unwrap_or_else(|| panic!("{package} is not locked"))
+    };
+    let runtime = version("cxx");
+    for generator in ["cxx-build", "cxxbridge-macro"] {
+        assert_eq!(
+            version(generator),
+            runtime,
+            "{generator} must match cxx: run `cargo update -p cxx -p cxx-build`"
+        );
+    }
+}
