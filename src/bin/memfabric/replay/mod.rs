@@ -131,6 +131,7 @@ fn replay(args: &Args, log: &Log) -> Result<u8, Problem> {
     let (report, status) = end(session, &chosen, played, |session| {
         let totals = session.totals();
         let emulated = chosen.emulator.is_some();
+        let (resident_bytes, peak_bytes) = status::resident_and_peak_bytes();
         let mut sides = totals
             .iter()
             .map(|totals| report::Side::of(totals, emulated));
@@ -153,8 +154,8 @@ fn replay(args: &Args, log: &Log) -> Result<u8, Problem> {
             }),
             in_place: None,
             memory: report::Memory {
-                resident_bytes: status::resident_bytes(),
-                peak_bytes: status::peak_bytes(),
+                resident_bytes,
+                peak_bytes,
             },
             violations: None,
             interrupted: interrupt.requested(),

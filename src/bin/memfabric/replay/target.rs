@@ -75,7 +75,7 @@ fn serve(args: &Args, log: &Log) -> Result<(), String> {
             Order::Sum => {
                 // Its leaving is no news.
                 log.errors_only();
-                verified.resident_bytes = status::resident_bytes();
+                (verified.resident_bytes, _) = status::resident_and_peak_bytes();
                 if answer(&Answer::Verified(verified.clone())).is_err() {
                     break;
                 }
