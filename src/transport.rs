@@ -133,6 +133,18 @@ struct Waited {
     last_error: Option<Code>,
 }
 
+impl Waited {
+    /// The error of a wait that left something outstanding (C11).
+    fn timeout(&self) -> Error {
+        Error::QuiesceTimeout {
+            batches: self.batches,
+            tasks: self.tasks,
+            waited_ms: self.elapsed.as_millis(),
+            last_error: self.last_error,
+        }
+    }
+}
+
 impl Default for Transport {
     fn default() -> Self {
         Self::new()
@@ -615,12 +627,7 @@ impl Transport {
             elapsed_ms = waited.elapsed.as_millis() as u64,
             "quiesce timed out with work outstanding"
         );
-        Err(Error::QuiesceTimeout {
-            batches: waited.batches,
-            tasks: waited.tasks,
-            waited_ms: waited.elapsed.as_millis(),
-            last_error: waited.last_error,
-        })
+        Err(waited.timeout())
     }
 
     /// Polls the outstanding batches that `concerns` until none is left or the
@@ -723,12 +730,7 @@ impl Transport {
         }
         let waited = self.wait(&|_| true, Patience::Implicit);
         if waited.batches > 0 {
-            return Err(Error::QuiesceTimeout {
-                batches: waited.batches,
-                tasks: waited.tasks,
-                waited_ms: waited.elapsed.as_millis(),
-                last_error: waited.last_error,
-            });
+            return Err(waited.timeout());
         }
         let backend = {
             let mut state = self.state.lock();
