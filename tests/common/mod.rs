@@ -2,6 +2,7 @@
 #![allow(dead_code, missing_docs)]
 
 pub mod emulator;
+pub mod published;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Write as _;

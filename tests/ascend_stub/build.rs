@@ -1,0 +1,7 @@
+//! Link options of the shared library.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    // Thread-local state outlives a dlclose.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
+}

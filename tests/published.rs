@@ -1,0 +1,215 @@
+//! The published library, `memfabric-hybrid` 1.3.0, moving bytes between
+//! processes on a machine with no NPU.
+//!
+//! The tests skip, and say why, where the library or private namespaces are not
+//! to be had.
+#![allow(missing_docs)]
+#![allow(unsafe_code)] // calls functions of the library, shares memory with it
+
+mod common;
+
+use std::ffi::{CString, c_char, c_void};
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::FOREVER;
+use common::emulator::{Process, listen, say};
+use common::published::{LIBRARY, enter};
+use libloading::Library;
+
+const STORE: &str = "tcp://127.0.0.1:12000";
+const LENGTH: usize = 1 << 20;
+/// Bytes of `smem_trans_config_t`, in words.
+const CONFIG_WORDS: usize = 1880 / 4;
+const SENDER: u32 = 1;
+const RECEIVER: u32 = 2;
+const HOST_TCP: u32 = 1 << 2;
+/// The answer for a range that the other side has registered, as long as this
+/// side has not heard of it.
+const NOT_YET: i32 = -2000;
+
+/// The library, called as its headers say: no code of this project is between.
+struct Raw {
+    library: Library,
+    handle: *mut c_void,
+}
+
+impl Raw {
+    fn load() -> Library {
+        let path = std::env::var_os(LIBRARY).expect("the tests are entered with it");
+        // SAFETY: its initialisers ask for nothing.
+        unsafe { Library::new(path) }.expect("it loads")
+    }
+
+    fn create(library: Library, role: u32, endpoint: &str) -> Self {
+        let mut config = [0u32; CONFIG_WORDS];
+        config[0] = role;
+        config[1] = 30;
+        config[4] = HOST_TCP;
+        type Init = unsafe extern "C" fn(*const u32) -> i32;
+        // SAFETY: the signature is that of its header.
+        let init = unsafe { library.get::<Init>("smem_trans_init") }.expect("exported");
+        // SAFETY: a whole configuration.
+        assert_eq!(unsafe { init(config.as_ptr()) }, 0);
+        let store = CString::new(STORE).expect("no NUL");
+        let endpoint = CString::new(endpoint).expect("no NUL");
+        type Create = unsafe extern "C" fn(*const c_char, *const c_char, *const u32) -> *mut c_void;
+        // SAFETY: the signature is that of its header.
+        let create = unsafe { library.get::<Create>("smem_trans_create") }.expect("exported");
+        // SAFETY: terminated strings and a whole configuration.
+        let handle = unsafe { create(store.as_ptr(), endpoint.as_ptr(), config.as_ptr()) };
+        assert!(!handle.is_null(), "the log above says why");
+        Self { library, handle }
+    }
+
+    fn register(&self, memory: &[AtomicU8]) {
+        type Register = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u32) -> i32;
+        // SAFETY: the signature is that of its header.
+        let register = unsafe { self.library.get::<Register>("smem_trans_register_mem") };
+        let register = register.expect("exported");
+        let address = memory.as_ptr().cast_mut().cast();
+        // SAFETY: memory that is never freed, and whose bytes are atomics.
+        let code = unsafe { register(self.handle, address, memory.len(), 0) };
+        assert_eq!(code, 0);
+    }
+
+    /// `name` is `smem_trans_batch_write` or `smem_trans_batch_read`.
+    fn copy(&self, name: &str, peer: &str, pieces: &[(usize, usize, usize)]) -> i32 {
+        type Copy = unsafe extern "C" fn(
+            *mut c_void,
+            *const usize,
+            *const c_char,
+            *const usize,
+            *const usize,
+            u32,
+            u32,
+        ) -> i32;
+        // SAFETY: the signature is that of its header.
+        let copy = unsafe { self.library.get::<Copy>(name) }.expect("exported");
+        let peer = CString::new(peer).expect("no NUL");
+        let local: Vec<usize> = pieces.iter().map(|piece| piece.0).collect();
+        let remote: Vec<usize> = pieces.iter().map(|piece| piece.1).collect();
+        let lengths: Vec<usize> = pieces.iter().map(|piece| piece.2).collect();
+        let count = u32::try_from(pieces.len()).expect("a few");
+        let (local, remote, lengths) = (local.as_ptr(), remote.as_ptr(), lengths.as_ptr());
+        // SAFETY: three lists of that many, alive across the call, which is
+        // synchronous; the memory is registered and its bytes are atomics.
+        unsafe { copy(self.handle, local, peer.as_ptr(), remote, lengths, count, 0) }
+    }
+
+    fn end(self) {
+        type Destroy = unsafe extern "C" fn(*mut c_void, u32);
+        // SAFETY: the signature is that of its header.
+        let destroy = unsafe { self.library.get::<Destroy>("smem_trans_destroy") };
+        // SAFETY: created, not yet destroyed, and no call is under way.
+        unsafe { destroy.expect("exported")(self.handle, 0) };
+        type Uninit = unsafe extern "C" fn(u32);
+        // SAFETY: the signature is that of its header.
+        let uninit = unsafe { self.library.get::<Uninit>("smem_trans_uninit") };
+        // SAFETY: the only handle is gone.
+        unsafe { uninit.expect("exported")(0) };
+        // One of its threads is left, and would run on in nothing.
+        std::mem::forget(self.library);
+    }
+}
+
+/// The byte at `index` of a side's memory at first.
+fn byte(side: usize, index: usize) -> u8 {
+    (index
+        .wrapping_mul(131)
+        .wrapping_add(side * 89 + (index >> 8))
+        % 251) as u8
+}
+
+fn memory(side: usize) -> &'static [AtomicU8] {
+    (0..LENGTH)
+        .map(|index| AtomicU8::new(byte(side, index)))
+        .collect::<Vec<_>>()
+        .leak()
+}
+
+/// The first byte that is not `side`'s, in memory that others write to.
+fn mismatch(memory: &[AtomicU8], range: std::ops::Range<usize>, side: usize) -> Option<usize> {
+    range
+        .into_iter()
+        .find(|index| memory[*index].load(Ordering::SeqCst) != byte(side, *index))
+}
+
+#[test]
+fn the_library_itself_writes_and_reads_between_two_processes() {
+    if !enter("the_library_itself_writes_and_reads_between_two_processes") {
+        return;
+    }
+    let library = Raw::load();
+    type Store = unsafe extern "C" fn(*const c_char, u64) -> i32;
+    // SAFETY: the signature is that of its header.
+    let store = unsafe { library.get::<Store>("smem_create_config_store") }.expect("exported");
+    let url = CString::new(STORE).expect("no NUL");
+    // SAFETY: a terminated string.
+    assert_eq!(unsafe { store(url.as_ptr(), 0) }, 0);
+    let raw = Raw::create(library, SENDER, "127.0.0.1:12001");
+    let mine = memory(1);
+    raw.register(mine);
+
+    let mut process = Process::start("receiver", &[]);
+    let theirs: usize = process.hear().parse().expect("an address");
+    let ours = mine.as_ptr().addr();
+    let half = LENGTH / 2;
+    let piece = |offset: usize, length| (ours + offset, theirs + offset, length);
+    let writes = [piece(0, 1), piece(1, 4095), piece(4096, half - 4096)];
+    let deadline = Instant::now() + FOREVER;
+    let code = loop {
+        let code = raw.copy("smem_trans_batch_write", "127.0.0.1:12002", &writes);
+        if code != NOT_YET || Instant::now() > deadline {
+            break code;
+        }
+        thread::sleep(Duration::from_millis(1));
+    };
+    assert_eq!(code, 0, "write");
+    let reads = [piece(half, half)];
+    let code = raw.copy("smem_trans_batch_read", "127.0.0.1:12002", &reads);
+    assert_eq!(code, 0, "read");
+
+    assert_eq!(mismatch(mine, 0..half, 1), None, "what was written");
+    assert_eq!(mismatch(mine, half..LENGTH, 2), None, "what was read");
+    process.tell("check");
+    assert_eq!(process.hear(), "None None", "the other side's memory");
+    process.end();
+    raw.end();
+}
+
+#[test]
+#[ignore = "the other process of the_library_itself_writes_and_reads_…"]
+fn receiver() {
+    let raw = Raw::create(Raw::load(), RECEIVER, "127.0.0.1:12002");
+    let mine = memory(2);
+    raw.register(mine);
+    say(&mine.as_ptr().addr().to_string());
+    listen().expect("the sender has written and read");
+    let half = LENGTH / 2;
+    let (written, kept) = (mismatch(mine, 0..half, 1), mismatch(mine, half..LENGTH, 2));
+    say(&format!("{written:?} {kept:?}"));
+    raw.end();
+}
+
+#[test]
+fn a_test_inside_has_its_own_etc_and_network() {
+    if !enter("a_test_inside_has_its_own_etc_and_network") {
+        return;
+    }
+    let install = fs::read_to_string("/etc/ascend_install.info").expect("laid there");
+    let folder = install.trim().strip_prefix("Driver_Install_Path_Param=");
+    let version = Path::new(folder.expect("that is the line")).join("driver/version.info");
+    assert!(version.is_file(), "{}", version.display());
+    fs::write("/etc/memfabric_test", "").expect_err("the machine's /etc is not written to");
+    let devices = fs::read_to_string("/proc/self/net/dev").expect("Linux");
+    let names: Vec<&str> = devices
+        .lines()
+        .filter_map(|line| line.trim().split_once(':'))
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(names, ["lo"]);
+}
