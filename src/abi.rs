@@ -101,6 +101,20 @@ pub struct smem_tls_config {
     pub decrypterLibPath: [c_char; 256],
 }
 
+impl smem_tls_config {
+    /// No TLS.
+    pub const ZERO: Self = Self {
+        tlsEnable: false,
+        caPath: [0; 256],
+        crlPath: [0; 256],
+        certPath: [0; 256],
+        keyPath: [0; 256],
+        keyPassPath: [0; 256],
+        packagePath: [0; 256],
+        decrypterLibPath: [0; 256],
+    };
+}
+
 /// What `smem_trans_create` is told \[fork\].
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -133,16 +147,7 @@ impl smem_trans_config_t {
         dataOpType: 0,
         nic: [0; SMEM_URL_BYTES],
         url: [0; SMEM_URL_BYTES],
-        tlsConfig: smem_tls_config {
-            tlsEnable: false,
-            caPath: [0; 256],
-            crlPath: [0; 256],
-            certPath: [0; 256],
-            keyPath: [0; 256],
-            keyPassPath: [0; 256],
-            packagePath: [0; 256],
-            decrypterLibPath: [0; 256],
-        },
+        tlsConfig: smem_tls_config::ZERO,
     };
 }
 

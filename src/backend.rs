@@ -3,15 +3,13 @@
 // Calls the vendor's functions, which take raw pointers.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::abi;
 use crate::config::Config;
@@ -20,7 +18,9 @@ use crate::endpoint::Endpoint;
 use crate::error::{Code, Error};
 use crate::library::Library;
 use crate::memory::Region;
+use crate::published::{Pieces, PublishedBackend};
 use crate::suspects::Suspects;
+use crate::vendor::{self, Initialised, PeerWatch, check, set_log_level};
 
 /// What the backend calls a batch. 0 is as good an id as any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -184,6 +184,29 @@ impl CopyBatch {
         self.lengths.is_empty()
     }
 
+    /// The arguments of a call that blocks. The batch must stay in place and
+    /// unchanged until that call has ended.
+    ///
+    /// # Errors
+    ///
+    /// SM_INVALID_PARAM for more pieces than the ABI can count: refused as the
+    /// library would.
+    pub(crate) fn pieces(&mut self) -> Result<Pieces, Code> {
+        let count = self.count()?;
+        Ok(Pieces {
+            peer: self.peer,
+            opcode: self.opcode,
+            local: self.local.as_mut_ptr(),
+            remote: self.remote.as_mut_ptr(),
+            lengths: self.lengths.as_mut_ptr(),
+            count,
+        })
+    }
+
+    fn count(&self) -> Result<u32, Code> {
+        u32::try_from(self.len()).map_err(|_| Code(-2000))
+    }
+
     /// Pieces that fit without growing the arrays.
     pub(crate) fn room(&self) -> usize {
         self.lengths.capacity()
@@ -240,6 +263,52 @@ pub trait Backend: Send + Sync {
 
     /// Asks once about a batch that was accepted and is not done.
     fn query(&self, id: BatchId) -> Query;
+
+    /// Told in place of a drop when the transport is torn down with batches
+    /// outstanding (C13): what is running goes on, and nothing that only waits
+    /// in this process is begun any more.
+    fn abandon(&self) {}
+}
+
+/// A backend that was brought up, and what a log tells of it.
+pub struct Opened {
+    /// The backend.
+    pub backend: Arc<dyn Backend>,
+    /// The file that the library was taken from.
+    pub library: PathBuf,
+    /// The Ascend device that it works with; 0 where none is needed.
+    pub device: u32,
+}
+
+/// Opens the backend for the generation of the library that is configured.
+///
+/// # Errors
+///
+/// Those of [`SmemBackend::open`], and for the published library those of
+/// [`Error`] that concern it.
+pub fn open(config: &Config) -> Result<Opened, Error> {
+    open_with(config, Arc::default())
+}
+
+pub(crate) fn open_with(config: &Config, suspects: Arc<Suspects>) -> Result<Opened, Error> {
+    Ok(match &config.published {
+        None => {
+            let backend = SmemBackend::open_with(config, suspects)?;
+            Opened {
+                library: backend.library_path().to_owned(),
+                device: backend.device(),
+                backend: Arc::new(backend),
+            }
+        }
+        Some(settings) => {
+            let backend = PublishedBackend::open(config, settings, suspects)?;
+            Opened {
+                library: backend.library().library_path().to_owned(),
+                device: backend.library().device(),
+                backend: Arc::new(backend),
+            }
+        }
+    })
 }
 
 /// [`Backend`] over `libmf_smem.so` in the revision with the four-argument
@@ -280,14 +349,17 @@ impl SmemBackend {
             abi_version = library.abi_version().as_deref().unwrap_or("not told"),
             "MemFabric library opened"
         );
-        set_log_level(&library, config);
+        set_log_level(library.smem_set_log_level, config.log_level);
         let device = device::current(config.protocol)?;
-        let initialised = Initialised::acquire(&library, device)?;
+        let initialised = initialise(&library, device)?;
         let url = config.host.at(0);
         let instance = Instance::create(&library, config, device, &url)?;
         let endpoint = config.host.at(instance.rpc_port(&url)?);
         let watch = PeerWatch::new(suspects);
-        watch.attach(&instance);
+        // SAFETY: the instance is live and of this library.
+        unsafe {
+            watch.attach(library.smem_trans_set_peer_down_callback, instance.handle);
+        }
         Ok(Self {
             instance,
             _watch: watch,
@@ -319,100 +391,16 @@ impl fmt::Debug for SmemBackend {
     }
 }
 
-/// Turns a vendor code into a `Result` that names the call.
-fn check(call: &'static str, code: i32, context: impl FnOnce() -> String) -> Result<(), Error> {
-    let code = Code(code);
-    if code.is_ok() {
-        return Ok(());
-    }
-    let context = context();
-    Err(Error::Vendor {
-        call,
-        code,
-        context,
-    })
-}
-
-fn set_log_level(library: &Library, config: &Config) {
-    let level = config.log_level.vendor_level();
-    // SAFETY: takes a number only, and is allowed at any time [pub].
-    let code = Code(unsafe { (library.smem_set_log_level)(level) });
-    if !code.is_ok() {
-        warn!(level, %code, "smem_set_log_level failed, the library keeps its own level");
-    }
-}
-
-/// One use of the library's process-wide initialisation.
-///
-/// Several engines in a process are normal, and so are two copies of this
-/// static in one process that meet one library, for Mooncake's Python modules
-/// link it statically. So uses are counted per library, an initialisation that
-/// somebody else made (SM_REPEAT_CALL) is success, and only a copy that made it
-/// takes it back, with its last use.
-struct Initialised {
-    library: Arc<Library>,
-}
-
-/// Uses by the address of `smem_trans_init`, which tells two libraries apart.
-static INITIALISATIONS: Mutex<Vec<Initialisation>> = Mutex::new(Vec::new());
-
-struct Initialisation {
-    library: usize,
-    device: u32,
-    ours: bool,
-    uses: usize,
-}
-
-impl Initialised {
-    fn acquire(library: &Arc<Library>, device: u32) -> Result<Self, Error> {
-        let key = library.smem_trans_init as usize;
-        let mut all = INITIALISATIONS.lock();
-        if let Some(known) = all.iter_mut().find(|known| known.library == key) {
-            known.uses += 1;
-            let first = known.device;
-            drop(all);
-            if first != device {
-                warn!(
-                    device,
-                    first, "the library was initialised for another device in this process"
-                );
-            }
-        } else {
-            // The lock is held across the call so that a second install waits for
-            // the first one's outcome. The library's callback never takes it.
-            // SAFETY: takes numbers only; the lock and the list make it the
-            // first call of this copy.
-            let code = unsafe { (library.smem_trans_init)(device, 0) };
-            if code != abi::SM_REPEAT_CALL {
-                check("smem_trans_init", code, || format!(" (device {device})"))?;
-            }
-            all.push(Initialisation {
-                library: key,
-                device,
-                ours: code == abi::SM_OK,
-                uses: 1,
-            });
-        }
-        Ok(Self {
-            library: Arc::clone(library),
-        })
-    }
-}
-
-impl Drop for Initialised {
-    fn drop(&mut self) {
-        let key = self.library.smem_trans_init as usize;
-        let mut all = INITIALISATIONS.lock();
-        let Some(index) = all.iter().position(|known| known.library == key) else {
-            return;
-        };
-        all[index].uses -= 1;
-        if all[index].uses == 0 && all.swap_remove(index).ours {
-            // SAFETY: takes a number only; every instance of this copy was
-            // destroyed before its `Initialised` was dropped.
-            unsafe { (self.library.smem_trans_uninit)(0) };
-        }
-    }
+fn initialise(library: &Arc<Library>, device: u32) -> Result<Initialised, Error> {
+    let last = Arc::clone(library);
+    Initialised::acquire(
+        library.smem_trans_init as usize,
+        device,
+        // SAFETY: takes numbers only; the first call of this copy.
+        || unsafe { (library.smem_trans_init)(device, 0) },
+        // SAFETY: takes a number only; no instance of this copy is left.
+        move || unsafe { (last.smem_trans_uninit)(0) },
+    )
 }
 
 /// A `smem_trans_t` that is destroyed when dropped.
@@ -478,143 +466,37 @@ impl Drop for Instance {
     }
 }
 
-/// Whom a peer-down callback is for.
-///
-/// The library is given a number and not a pointer, for it may call from its own
-/// thread until long after the instance is gone.
-struct PeerWatch {
-    number: usize,
-}
-
-static WATCHES: LazyLock<Mutex<Watches>> = LazyLock::new(Mutex::default);
-
-#[derive(Default)]
-struct Watches {
-    latest: usize,
-    by_number: HashMap<usize, Arc<Suspects>>,
-}
-
-impl PeerWatch {
-    fn new(suspects: Arc<Suspects>) -> Self {
-        let mut watches = WATCHES.lock();
-        watches.latest += 1;
-        let number = watches.latest;
-        watches.by_number.insert(number, suspects);
-        Self { number }
-    }
-
-    fn attach(&self, instance: &Instance) {
-        // SAFETY: the handle is live; the callback is a function of this
-        // program, and `user` is a number that it never follows.
-        let code = Code(unsafe {
-            (instance.library.smem_trans_set_peer_down_callback)(
-                instance.handle.as_ptr(),
-                Some(peer_down),
-                std::ptr::without_provenance_mut(self.number),
-            )
-        });
-        if !code.is_ok() {
-            warn!(
-                %code,
-                "smem_trans_set_peer_down_callback failed, a lost peer is noticed by its transfers alone"
-            );
-        }
-    }
-}
-
-impl Drop for PeerWatch {
-    fn drop(&mut self) {
-        WATCHES.lock().by_number.remove(&self.number);
-    }
-}
-
-/// The library's peer-down callback.
-///
-/// It runs on a thread of the library's, possibly inside a vendor call that this
-/// process is making, so it takes no lock that a vendor call is made under. It
-/// records and logs; it ends no task, for only a result says that memory
-/// accesses have stopped.
-unsafe extern "C" fn peer_down(peer: *const c_char, user: *mut c_void) {
-    // A panic must not unwind into the library; there is nobody to tell.
-    let _ = catch_unwind(AssertUnwindSafe(|| {
-        let peer = if peer.is_null() {
-            "".into()
-        } else {
-            // SAFETY: the library passes a NUL-terminated name that lives for
-            // the duration of the call [pub].
-            unsafe { CStr::from_ptr(peer) }.to_string_lossy()
-        };
-        let watch = WATCHES.lock().by_number.get(&user.addr()).cloned();
-        if let Some(suspects) = watch {
-            suspects.mark(&peer);
-            warn!(peer = %peer, "peer is down");
-        }
-    }));
-}
-
 impl Backend for SmemBackend {
     fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
     fn register(&self, regions: &[Region]) -> Result<(), Error> {
-        let handle = self.instance.handle.as_ptr();
-        if let [region] = regions {
-            let address = std::ptr::without_provenance_mut(region.address);
-            // SAFETY: the handle is live; the library notes the range, and the
-            // engine keeps its memory mapped until `deregister`.
-            let code = unsafe {
-                (self.library.smem_trans_register_mem)(handle, address, region.length, 0)
-            };
-            return check("smem_trans_register_mem", code, || {
-                format!(" ({:#x}, {} bytes)", region.address, region.length)
-            });
-        }
-        let mut addresses: Vec<*mut c_void> = regions
-            .iter()
-            .map(|region| std::ptr::without_provenance_mut(region.address))
-            .collect();
-        let mut lengths: Vec<usize> = regions.iter().map(|region| region.length).collect();
-        let count = u32::try_from(regions.len()).map_err(|_| Error::RegionInvalid {
-            address: regions[0].address,
-            length: regions[0].length,
-            reason: format!(
-                "is one of {} in a call, register fewer at once",
-                regions.len()
-            ),
-        })?;
-        // SAFETY: the handle is live; both arrays have `count` entries and live
-        // across the call, which is synchronous; memory as above.
-        let code = unsafe {
-            (self.library.smem_trans_batch_register_mem)(
-                handle,
-                addresses.as_mut_ptr(),
-                lengths.as_mut_ptr(),
-                count,
-                0,
+        // SAFETY: the handle is live and of this library; the engine keeps the
+        // memory mapped until `deregister`.
+        unsafe {
+            vendor::register(
+                self.library.smem_trans_register_mem,
+                self.library.smem_trans_batch_register_mem,
+                self.instance.handle,
+                regions,
             )
-        };
-        check("smem_trans_batch_register_mem", code, || {
-            format!(" ({count} ranges)")
-        })
+        }
     }
 
     fn deregister(&self, address: usize) -> Result<(), Error> {
-        // SAFETY: the handle is live; the address is only compared.
-        let code = unsafe {
-            (self.library.smem_trans_deregister_mem)(
-                self.instance.handle.as_ptr(),
-                std::ptr::without_provenance_mut(address),
+        // SAFETY: the handle is live and of this library.
+        unsafe {
+            vendor::deregister(
+                self.library.smem_trans_deregister_mem,
+                self.instance.handle,
+                address,
             )
-        };
-        check("smem_trans_deregister_mem", code, || {
-            format!(" ({address:#x})")
-        })
+        }
     }
 
     fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
-        // More pieces than the ABI can count: refused as the library would.
-        let pieces = u32::try_from(batch.len()).map_err(|_| Code(-2000))?;
+        let pieces = batch.count()?;
         batch.params.0 = abi::smem_trans_batch_params_t {
             destUrl: batch.peer.as_c_bytes().as_ptr().cast(),
             // Addresses of both sides are numbers here and pointers there.

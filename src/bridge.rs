@@ -14,7 +14,7 @@ use crate::backend::Opcode;
 use crate::batch::{TaskState, TaskStatus};
 use crate::config::{Config, LogLevel, TentSettings, Value};
 use crate::error::{Error, Status};
-use crate::{batch, device, logging, memory, transport};
+use crate::{batch, device, logging, memory, published, transport};
 
 #[cxx::bridge(namespace = "mooncake::tent::memfabric")]
 mod ffi {
@@ -45,6 +45,12 @@ mod ffi {
         protocol: Setting,
         transfer_timeout_ms: Setting,
         need_retry_code: Setting,
+        abi: Setting,
+        store_url: Setting,
+        store_host: Setting,
+        role: Setting,
+        nic: Setting,
+        visibility_patience_ms: Setting,
         rpc_server_addr: String,
         local_segment_name: String,
         /// glog's FLAGS_minloglevel.
@@ -213,6 +219,14 @@ impl Transport {
                 protocol: Value::from(&settings.protocol),
                 transfer_timeout_ms: Value::from(&settings.transfer_timeout_ms),
                 need_retry_code: Value::from(&settings.need_retry_code),
+                abi: Value::from(&settings.abi),
+                published: published::TentSettings {
+                    store_url: Value::from(&settings.store_url),
+                    store_host: Value::from(&settings.store_host),
+                    role: Value::from(&settings.role),
+                    nic: Value::from(&settings.nic),
+                    visibility_patience_ms: Value::from(&settings.visibility_patience_ms),
+                },
                 log_level: level,
                 rpc_server_addr: settings.rpc_server_addr.clone(),
                 local_segment_name: settings.local_segment_name.clone(),

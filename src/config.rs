@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tracing::warn;
 
-use crate::abi;
 use crate::endpoint::Host;
 use crate::error::Error;
+use crate::{abi, published};
 
 /// `MF_TRANSFER_TIMEOUT` where it is unset or unusable \[spec\].
 pub const DEFAULT_TIMEOUT_MS: u64 = 10_000;
@@ -24,6 +24,8 @@ const PROTOCOL_KEY: &str = "transports/memfabric/protocol";
 const TIMEOUT_VARIABLE: &str = "MF_TRANSFER_TIMEOUT";
 const TIMEOUT_KEY: &str = "transports/memfabric/transfer_timeout_ms";
 const NEED_RETRY_KEY: &str = "transports/memfabric/need_retry_code";
+const ABI_VARIABLE: &str = "MF_ABI";
+const ABI_KEY: &str = "transports/memfabric/abi";
 
 /// The fabric that the library moves data over \[spec\].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +40,12 @@ pub enum Protocol {
     DeviceUrma,
     /// `device_uboe`.
     DeviceUboe,
+    /// `host_tcp`, which needs no NPU and which only the published library has.
+    HostTcp,
 }
 
 impl Protocol {
-    /// All five, in the order of the specification.
+    /// The five of the specification, in its order.
     pub const ALL: [Self; 5] = [
         Self::DeviceSdma,
         Self::DeviceRdma,
@@ -58,6 +62,7 @@ impl Protocol {
             Self::HostRdma => "host_rdma",
             Self::DeviceUrma => "device_urma",
             Self::DeviceUboe => "device_uboe",
+            Self::HostTcp => "host_tcp",
         }
     }
 
@@ -69,12 +74,13 @@ impl Protocol {
             Self::HostRdma => abi::SMEMB_DATA_OP_HOST_RDMA,
             Self::DeviceUrma => abi::SMEMB_DATA_OP_DEVICE_URMA,
             Self::DeviceUboe => abi::SMEMB_DATA_OP_DEVICE_UBOE,
+            Self::HostTcp => published::abi::SMEMB_DATA_OP_HOST_TCP,
         }
     }
 
     /// Whether an Ascend device must be current in the installing thread.
     pub fn needs_device(self) -> bool {
-        self != Self::HostRdma
+        !matches!(self, Self::HostRdma | Self::HostTcp)
     }
 
     /// The five names, for messages.
@@ -82,7 +88,13 @@ impl Protocol {
         Self::ALL.map(Self::name).join(", ")
     }
 
-    fn parse(key: &'static str, value: &str) -> Result<Self, Error> {
+    fn parse(key: &'static str, value: &str, generation: Generation) -> Result<Self, Error> {
+        if value == Self::HostTcp.name() {
+            return match generation {
+                Generation::Published => Ok(Self::HostTcp),
+                Generation::Asynchronous => Err(Error::ProtocolPublishedOnly { key }),
+            };
+        }
         Self::ALL
             .into_iter()
             .find(|protocol| protocol.name() == value)
@@ -97,6 +109,16 @@ impl fmt::Display for Protocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// Which revision of the library's interface is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Generation {
+    /// With asynchronous batches and the four-argument query \[spec\].
+    #[default]
+    Asynchronous,
+    /// The published 1.x, whose copies are synchronous \[pub\].
+    Published,
 }
 
 /// TENT's `log_level`, which the library follows as well.
@@ -155,6 +177,10 @@ pub struct TentSettings {
     pub transfer_timeout_ms: Value,
     /// `need_retry_code`.
     pub need_retry_code: Value,
+    /// `abi`.
+    pub abi: Value,
+    /// What the published library alone is told.
+    pub published: published::TentSettings,
     /// The engine's `log_level`.
     pub log_level: LogLevel,
     /// The local segment's `rpc_server_addr`.
@@ -179,6 +205,9 @@ pub struct Config {
     pub host: Host,
     /// Verbosity of the library.
     pub log_level: LogLevel,
+    /// What the published 1.x library is told; None for the one with
+    /// asynchronous batches.
+    pub published: Option<published::Settings>,
 }
 
 impl Config {
@@ -188,16 +217,25 @@ impl Config {
     /// # Errors
     ///
     /// [`Error::ProtocolUnset`], [`Error::ProtocolUnknown`],
-    /// [`Error::SettingInvalid`], [`Error::AddressInvalid`]. An unusable
+    /// [`Error::ProtocolPublishedOnly`], [`Error::SettingInvalid`],
+    /// [`Error::SettingUnset`], [`Error::AddressInvalid`]. An unusable
     /// timeout is no error: a bad number must not cost the fast path, so it is
     /// a WARN event and the default.
     pub fn resolve(
         environment: impl Fn(&str) -> Option<String>,
         tent: &TentSettings,
     ) -> Result<Self, Error> {
+        let generation = generation(environment(ABI_VARIABLE), &tent.abi)?;
+        let published = match generation {
+            Generation::Asynchronous => None,
+            Generation::Published => {
+                Some(published::Settings::resolve(&environment, &tent.published)?)
+            }
+        };
         Ok(Self {
             library: PathBuf::from(LIBRARY),
-            protocol: protocol(environment(PROTOCOL_VARIABLE), &tent.protocol)?,
+            protocol: protocol(environment(PROTOCOL_VARIABLE), &tent.protocol, generation)?,
+            published,
             timeout: timeout(environment(TIMEOUT_VARIABLE), &tent.transfer_timeout_ms),
             need_retry: need_retry(&tent.need_retry_code)?,
             host: Host::resolve(&tent.rpc_server_addr, &tent.local_segment_name)?,
@@ -211,11 +249,31 @@ impl Config {
     }
 }
 
-fn protocol(variable: Option<String>, key: &Value) -> Result<Protocol, Error> {
+fn generation(variable: Option<String>, key: &Value) -> Result<Generation, Error> {
+    let (name, value) = match (variable, key) {
+        (Some(value), _) => (ABI_VARIABLE, Value::Text(value)),
+        (None, Value::Absent) => return Ok(Generation::Asynchronous),
+        (None, value) => (ABI_KEY, value.clone()),
+    };
+    match value {
+        Value::Text(text) if text == "v1" => Ok(Generation::Published),
+        value => Err(Error::SettingInvalid {
+            key: name,
+            value: value.to_string(),
+            accepted: "\"v1\" for the published 1.x library, or left out for the other",
+        }),
+    }
+}
+
+fn protocol(
+    variable: Option<String>,
+    key: &Value,
+    generation: Generation,
+) -> Result<Protocol, Error> {
     match (variable, key) {
-        (Some(value), _) => Protocol::parse(PROTOCOL_VARIABLE, &value),
+        (Some(value), _) => Protocol::parse(PROTOCOL_VARIABLE, &value, generation),
         (None, Value::Absent) => Err(Error::ProtocolUnset),
-        (None, Value::Text(value)) => Protocol::parse(PROTOCOL_KEY, value),
+        (None, Value::Text(value)) => Protocol::parse(PROTOCOL_KEY, value, generation),
         (None, other) => Err(Error::ProtocolUnknown {
             key: PROTOCOL_KEY,
             value: other.to_string(),
@@ -249,10 +307,14 @@ fn timeout(variable: Option<String>, key: &Value) -> Duration {
     }))
 }
 
-/// Digits only: `parse` alone would also take a plus sign.
 fn positive_whole(value: &str) -> Option<u64> {
+    whole(value).filter(|number| *number > 0)
+}
+
+/// Digits only: `parse` alone would also take a plus sign.
+pub(crate) fn whole(value: &str) -> Option<u64> {
     let digits = value.bytes().all(|byte| byte.is_ascii_digit());
-    value.parse().ok().filter(|ms| digits && *ms > 0)
+    value.parse().ok().filter(|_| digits)
 }
 
 fn need_retry(key: &Value) -> Result<i32, Error> {

@@ -183,6 +183,11 @@ impl Host {
         Ok(Self(ip))
     }
 
+    /// The address.
+    pub(crate) fn ip(self) -> IpAddr {
+        self.0
+    }
+
     /// The endpoint of this host at `port`, brackets around IPv6 exactly once.
     ///
     /// Always fits: the longest IPv6 form has 47 bytes of the 63.

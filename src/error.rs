@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use crate::abi;
-use crate::config::Protocol;
+use crate::config::{Generation, Protocol};
+use crate::library::major_minor;
+use crate::{abi, published};
 
 /// A code of the vendor library; prints as name and number.
 ///
@@ -74,7 +75,42 @@ pub enum Error {
         /// The value.
         value: String,
     },
-    /// A TENT key has a value that cannot be used.
+    /// A setting that the published library needs is not there.
+    #[error("{variable} must be set (environment, or {key}) with MF_ABI=v1: {accepted}")]
+    SettingUnset {
+        /// The environment variable.
+        variable: &'static str,
+        /// The TENT key.
+        key: &'static str,
+        /// What would be accepted.
+        accepted: &'static str,
+    },
+    /// `host_tcp` without the published library.
+    #[error(
+        "{key} is 'host_tcp', which only the published 1.x library has: set transports/memfabric/abi to \"v1\" (MF_ABI=v1), or use one of {}",
+        Protocol::names()
+    )]
+    ProtocolPublishedOnly {
+        /// Where the value came from.
+        key: &'static str,
+    },
+    /// The library is not of the published generation but of the later one.
+    #[error(
+        "{library} exports smem_trans_batch_copy, so it is not the published 1.x library: leave transports/memfabric/abi (MF_ABI) out"
+    )]
+    LibraryNewer {
+        /// Name or path that was opened.
+        library: String,
+    },
+    /// No port could be had for this process's unique id.
+    #[error("no UDP port of {host} to take a unique id from: {reason}")]
+    NoUniqueId {
+        /// The address.
+        host: String,
+        /// The system's words.
+        reason: String,
+    },
+    /// A setting has a value that cannot be used.
     #[error("{key} is {value}, must be {accepted}")]
     SettingInvalid {
         /// The key.
@@ -106,14 +142,17 @@ pub enum Error {
     },
     /// The library lacks symbols.
     #[error(
-        "{library} is incompatible, {}: missing {}",
-        revision(*.abi_version, missing.len()),
-        .missing.join(", ")
+        "{library} is incompatible, {}: missing {}{}",
+        revision(*.wanted, *.abi_version, missing.len()),
+        .missing.join(", "),
+        other_generation(*.wanted, *.abi_version)
     )]
     SymbolsMissing {
         /// Name or path that was opened.
         library: String,
-        /// Every symbol of the 13 that is missing.
+        /// The generation that was asked for.
+        wanted: Generation,
+        /// Every symbol of it that is missing.
         missing: Vec<&'static str>,
         /// What `smem_get_abi_version` said, if it is there.
         abi_version: Option<u32>,
@@ -168,6 +207,22 @@ pub enum Error {
     CreateFailed {
         /// The url.
         url: String,
+        /// The protocol.
+        protocol: Protocol,
+        /// The device.
+        device: u32,
+    },
+    /// `smem_trans_create` of the published library returned NULL.
+    #[error(
+        "smem_trans_create returned NULL for store {store} (unique id {unique_id}, role {role}, protocol {protocol}, device {device}): exactly one process must host the store there (MF_CONFIG_STORE_HOST=true), and be up"
+    )]
+    JoinFailed {
+        /// The configuration store.
+        store: String,
+        /// What this process wanted to be known as.
+        unique_id: String,
+        /// Its role.
+        role: published::Role,
         /// The protocol.
         protocol: Protocol,
         /// The device.
@@ -294,6 +349,8 @@ impl Error {
             Self::ProtocolUnset
             | Self::ProtocolUnknown { .. }
             | Self::SettingInvalid { .. }
+            | Self::SettingUnset { .. }
+            | Self::ProtocolPublishedOnly { .. }
             | Self::AddressInvalid { .. }
             | Self::AlreadyInstalled { .. }
             | Self::ForeignSubBatch
@@ -304,12 +361,15 @@ impl Error {
             Self::OverCapacity { .. } => Status::TooManyRequests,
             Self::LibraryUnavailable { .. }
             | Self::SymbolsMissing { .. }
+            | Self::LibraryNewer { .. }
             | Self::AscendUnavailable { .. }
-            | Self::CreateFailed { .. } => Status::DeviceNotFound,
+            | Self::CreateFailed { .. }
+            | Self::JoinFailed { .. } => Status::DeviceNotFound,
             Self::NoCurrentDevice { .. }
             | Self::DeviceCopy { .. }
             | Self::Vendor { .. }
             | Self::NoPort { .. }
+            | Self::NoUniqueId { .. }
             | Self::NotInstalled
             | Self::Quiesced
             | Self::RegionBusy { .. }
@@ -320,15 +380,28 @@ impl Error {
     }
 }
 
-fn revision(abi_version: Option<u32>, missing: usize) -> String {
+fn revision(wanted: Generation, abi_version: Option<u32>, missing: usize) -> String {
+    let (age, functions) = match wanted {
+        Generation::Asynchronous => ("an older, incompatible", abi::FUNCTIONS),
+        Generation::Published => ("not the published 1.x", published::abi::FUNCTIONS),
+    };
     match abi_version {
-        Some(version) => format!(
-            "an older, incompatible revision (ABI version {}.{})",
-            version >> 16,
-            version & 0xffff
-        ),
-        None if missing == abi::FUNCTIONS => "not MemFabric's library".to_owned(),
-        None => "an older, incompatible revision of MemFabric".to_owned(),
+        Some(version) => format!("{age} revision (ABI version {})", major_minor(version)),
+        None if missing == functions => "not MemFabric's library".to_owned(),
+        None => format!("{age} revision of MemFabric"),
+    }
+}
+
+/// The mend, where the library looks like one of the other generation.
+fn other_generation(wanted: Generation, abi_version: Option<u32>) -> &'static str {
+    match (wanted, abi_version) {
+        (Generation::Asynchronous, Some(version)) if version >> 16 == 1 => {
+            "; to use the published 1.x library, set transports/memfabric/abi to \"v1\" (MF_ABI=v1)"
+        }
+        (Generation::Asynchronous, _) => "",
+        (Generation::Published, _) => {
+            "; for another library than the published 1.x one, leave transports/memfabric/abi (MF_ABI) out"
+        }
     }
 }
 

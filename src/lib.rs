@@ -12,6 +12,7 @@
 //! | state machine | [`batch`] | tasks, sub-batches, vendor batches |
 //! | seam | [`backend`] | [`Backend`]: register, submit, query |
 //! | vendor library | [`library`], [`abi`] | [`Library`]: 13 symbols |
+//! | the published 1.x one | [`published`] | a second [`Backend`], its library's calls queued |
 //!
 //! Correct completion comes before speed: a task is COMPLETED only when the
 //! library said that its batch succeeded, and memory that the library may still
@@ -29,8 +30,10 @@ pub mod error;
 pub mod library;
 mod logging;
 pub mod memory;
+pub mod published;
 mod suspects;
 pub mod transport;
+mod vendor;
 
 pub use backend::{Backend, BatchId, CopyBatch, Opcode, Query, SmemBackend};
 pub use batch::{Peer, Request, SubBatch, TaskState, TaskStatus};

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use libloading::os::unix::{Library as Linked, RTLD_LOCAL, RTLD_NOW};
 
 use crate::abi;
+use crate::config::Generation;
 use crate::error::Error;
 
 /// Opens `name` with every symbol bound at once, or tells the linker's words.
@@ -44,16 +45,19 @@ pub(crate) unsafe fn function<F: Copy>(library: &Linked, name: &str) -> Option<F
     symbol.ok().and_then(|symbol| *symbol)
 }
 
+/// Declares `Library`, the functions of one generation, whose types are in the
+/// module `abi` under the functions' names.
 macro_rules! symbols {
     ($($name:ident),* $(,)?) => {
-        /// The 13 functions. A value exists only when all of them were found.
+        /// The functions that this generation of the library must export. A value
+        /// exists only when all of them were found.
         ///
         /// The file stays mapped until the process ends, whatever becomes of this
         /// value: the library's threads and thread-local destructors outlive any
         /// unload.
         #[derive(Debug)]
         pub struct Library {
-            path: PathBuf,
+            path: std::path::PathBuf,
             abi_version: Option<u32>,
             $(
                 #[doc = concat!("`", stringify!($name), "`, see [`abi::", stringify!($name), "`].")]
@@ -65,27 +69,119 @@ macro_rules! symbols {
             /// Names of the functions, in the order in which they are reported.
             pub const SYMBOLS: [&'static str; abi::FUNCTIONS] = [$(stringify!($name)),*];
 
-            fn resolve(linked: &Linked, path: PathBuf) -> Result<Self, Vec<&'static str>> {
+            /// The functions, or the names of those that are missing.
+            fn resolve(
+                opened: &$crate::library::Opened,
+            ) -> Result<Self, Vec<&'static str>> {
                 let mut missing = Vec::new();
                 $(
                     // SAFETY: abi.rs declares this symbol's type under its own name,
-                    // and `load` never closes a library that it returns.
-                    let $name = unsafe { function::<abi::$name>(linked, stringify!($name)) };
+                    // and a library that is returned is never closed.
+                    let $name = unsafe { opened.function::<abi::$name>(stringify!($name)) };
                     if $name.is_none() {
                         missing.push(stringify!($name));
                     }
                 )*
                 match ($($name,)*) {
                     ($(Some($name),)*) => Ok(Self {
-                        path,
-                        abi_version: abi_version(linked),
+                        path: opened.path_of(Self::SYMBOLS[0]),
+                        abi_version: opened.abi_version(),
                         $($name),*
                     }),
                     _ => Err(missing),
                 }
             }
+
+            /// The library's own `major.minor`, if it tells one \[pub\].
+            pub fn abi_version(&self) -> Option<String> {
+                self.abi_version.map($crate::library::major_minor)
+            }
+
+            /// The file that the dynamic linker took, or the name that was asked
+            /// for where the system does not tell.
+            pub fn path(&self) -> &std::path::Path {
+                &self.path
+            }
         }
     };
+}
+pub(crate) use symbols;
+
+/// A library that was opened and is closed again unless it is kept.
+pub(crate) struct Opened {
+    name: PathBuf,
+    linked: Linked,
+}
+
+impl Opened {
+    /// Opens `name`, see [`open`].
+    ///
+    /// # Errors
+    ///
+    /// [`Error::LibraryUnavailable`] with the dynamic linker's own words.
+    pub(crate) fn open(name: &Path) -> Result<Self, Error> {
+        let linked = open(name).map_err(|linker| Error::LibraryUnavailable {
+            library: name.display().to_string(),
+            linker,
+        })?;
+        Ok(Self {
+            name: name.to_owned(),
+            linked,
+        })
+    }
+
+    /// See [`function`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    pub(crate) unsafe fn function<F: Copy>(&self, name: &str) -> Option<F> {
+        // SAFETY: the caller's conditions are the same.
+        unsafe { function(&self.linked, name) }
+    }
+
+    /// Whether it exports `name`.
+    pub(crate) fn exports(&self, name: &str) -> bool {
+        // SAFETY: the pointer is not called.
+        unsafe { self.function::<unsafe extern "C" fn()>(name) }.is_some()
+    }
+
+    /// What the published revision says of itself \[pub\].
+    pub(crate) fn abi_version(&self) -> Option<u32> {
+        // SAFETY: the type is the published header's.
+        let version = unsafe { self.function::<abi::smem_get_abi_version>("smem_get_abi_version") };
+        // SAFETY: takes nothing, needs no initialisation and returns a constant
+        // [pub]; the library is open.
+        version.map(|version| unsafe { version() })
+    }
+
+    /// The file that the function `name` is in.
+    pub(crate) fn path_of(&self, name: &str) -> PathBuf {
+        // SAFETY: the pointer is not called.
+        let function = unsafe { self.function::<unsafe extern "C" fn()>(name) };
+        let file = function.and_then(|function| mapped_file(function as *const c_void));
+        file.unwrap_or_else(|| self.name.clone())
+    }
+
+    /// Leaves it mapped until the process ends.
+    pub(crate) fn keep(self) {
+        let _mapped = ManuallyDrop::new(self.linked);
+    }
+
+    /// The error about `missing` symbols; closes the library, so that a later
+    /// attempt may find another file under the same name.
+    pub(crate) fn lacks(self, wanted: Generation, missing: Vec<&'static str>) -> Error {
+        Error::SymbolsMissing {
+            library: self.name.display().to_string(),
+            wanted,
+            missing,
+            abi_version: self.abi_version(),
+        }
+    }
+}
+
+pub(crate) fn major_minor(version: u32) -> String {
+    format!("{}.{}", version >> 16, version & 0xffff)
 }
 
 symbols! {
@@ -117,47 +213,15 @@ impl Library {
     /// missing symbol. A refused library is closed again, so that a later
     /// attempt may find another file under the same name.
     pub fn load(name: &Path) -> Result<Self, Error> {
-        let linked = open(name).map_err(|linker| Error::LibraryUnavailable {
-            library: name.display().to_string(),
-            linker,
-        })?;
-        match Self::resolve(&linked, name.to_owned()) {
-            Ok(mut library) => {
-                // Never closed, see the type.
-                let _mapped = ManuallyDrop::new(linked);
-                if let Some(path) = mapped_file(library.smem_trans_init as *const c_void) {
-                    library.path = path;
-                }
+        let opened = Opened::open(name)?;
+        match Self::resolve(&opened) {
+            Ok(library) => {
+                opened.keep();
                 Ok(library)
             }
-            Err(missing) => Err(Error::SymbolsMissing {
-                library: name.display().to_string(),
-                missing,
-                abi_version: abi_version(&linked),
-            }),
+            Err(missing) => Err(opened.lacks(Generation::Asynchronous, missing)),
         }
     }
-
-    /// The library's own `major.minor`, if it tells one \[pub\].
-    pub fn abi_version(&self) -> Option<String> {
-        let version = self.abi_version?;
-        Some(format!("{}.{}", version >> 16, version & 0xffff))
-    }
-
-    /// The file that the dynamic linker took, or the name that was asked for
-    /// where the system does not tell.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-/// What the published revision says of itself \[pub\].
-fn abi_version(linked: &Linked) -> Option<u32> {
-    // SAFETY: the type is the published header's; `linked` is open until the
-    // caller returns.
-    let version = unsafe { function::<abi::smem_get_abi_version>(linked, "smem_get_abi_version") };
-    // SAFETY: takes nothing, needs no initialisation and returns a constant [pub].
-    version.map(|version| unsafe { version() })
 }
 
 /// The file that `address` is mapped from, as the kernel lists it.

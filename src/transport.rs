@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tracing::{debug, error, info, trace, warn};
 
-use crate::backend::{Backend, BatchId, Opcode, Query, SmemBackend};
+use crate::backend::{self, Backend, BatchId, Opcode, Opened, Query};
 use crate::batch::{
     Grouping, MAX_TASKS, Peek, Peer, Progress, Request, SubBatch, Table, TaskStatus, Unreachable,
     VendorBatch,
@@ -165,26 +165,28 @@ impl Transport {
         }
     }
 
-    /// Brings the library up; see [`SmemBackend::open`] for the steps. The
+    /// Brings the library up; see [`backend::open`] for the steps. The
     /// calling thread's current Ascend device is the one that is used.
     ///
     /// A failed install leaves nothing behind and may be repeated.
     ///
     /// # Errors
     ///
-    /// Those of [`SmemBackend::open`], and [`Error::AlreadyInstalled`].
+    /// Those of [`backend::open`], and [`Error::AlreadyInstalled`].
     pub fn install(&self, config: &Config) -> Result<(), Error> {
         self.refuse_second_install(&self.state.lock())?;
-        let backend = SmemBackend::open_with(config, Arc::clone(&self.suspects))?;
-        let library = backend.library_path().display().to_string();
-        let device = backend.device();
-        self.install_backend(Arc::new(backend), config.timeout)?;
+        let Opened {
+            backend,
+            library,
+            device,
+        } = backend::open_with(config, Arc::clone(&self.suspects))?;
+        self.install_backend(backend, config.timeout)?;
         info!(
             endpoint = %self.endpoint().unwrap_or_default(),
             protocol = %config.protocol,
             device,
             timeout_ms = config.timeout.as_millis() as u64,
-            library,
+            library = %library.display(),
             "memfabric transport installed"
         );
         Ok(())
@@ -769,6 +771,9 @@ impl Drop for Transport {
         let batches = state.outstanding.len();
         // C13: the library may still read the arrays and write to memory, so the
         // handle, the library and the arrays all stay, for good.
+        if let Some(backend) = &state.backend {
+            backend.abandon();
+        }
         LEFT_BEHIND.lock().push(std::mem::take(state));
         error!(
             batches,

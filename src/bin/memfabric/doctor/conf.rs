@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use memfabric_transport::config::{TentSettings, Value};
+use memfabric_transport::published;
 use serde_json::Value as Json;
 
 use super::machine::Machine;
@@ -10,11 +11,17 @@ use super::report::Finding;
 
 const VARIABLE: &str = "MC_TENT_CONF";
 const SECTION: &str = "transports/memfabric";
-const KEYS: [&str; 4] = [
+const KEYS: [&str; 10] = [
     "enable",
     "protocol",
     "transfer_timeout_ms",
     "need_retry_code",
+    "abi",
+    "store_url",
+    "store_host",
+    "role",
+    "nic",
+    "visibility_patience_ms",
 ];
 /// What a memory pattern of a policy can match: TENT takes NPU memory for
 /// `cuda` (`transport_selector.cpp`).
@@ -113,6 +120,14 @@ impl Conf {
             protocol: value("protocol"),
             transfer_timeout_ms: value("transfer_timeout_ms"),
             need_retry_code: value("need_retry_code"),
+            abi: value("abi"),
+            published: published::TentSettings {
+                store_url: value("store_url"),
+                store_host: value("store_host"),
+                role: value("role"),
+                nic: value("nic"),
+                visibility_patience_ms: value("visibility_patience_ms"),
+            },
             ..TentSettings::default()
         }
     }

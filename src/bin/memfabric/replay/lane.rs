@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memfabric_transport::{
-    Backend, BatchId, Code, CopyBatch, Endpoint, Error, Opcode, Peer, Query, Request, SmemBackend,
-    SubBatch, TaskState, Transport,
+    Backend, BatchId, Code, CopyBatch, Endpoint, Error, Opcode, Peer, Query, Request, SubBatch,
+    TaskState, Transport,
 };
 
 /// One block on its way.
@@ -120,7 +120,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 /// Not to be dropped while a batch is outstanding, for the library may read the
 /// arrays until then.
 pub struct RawLane {
-    backend: Arc<SmemBackend>,
+    backend: Arc<dyn Backend>,
     target: Endpoint,
     timeout: Duration,
     /// READ and WRITE of each flight. Never resized: a batch stays where it is.
@@ -143,7 +143,7 @@ enum RawProgress {
 
 impl RawBatch {
     /// Asks if there is something to ask.
-    fn advance(&mut self, backend: &SmemBackend) -> Result<(), Error> {
+    fn advance(&mut self, backend: &dyn Backend) -> Result<(), Error> {
         let RawProgress::Outstanding(id) = self.progress else {
             return Ok(());
         };
@@ -182,7 +182,7 @@ impl RawBatch {
 impl RawLane {
     /// For `flights` flights to the process at `target`.
     pub fn new(
-        backend: Arc<SmemBackend>,
+        backend: Arc<dyn Backend>,
         target: Endpoint,
         timeout: Duration,
         flights: usize,
@@ -221,7 +221,7 @@ impl Lane for RawLane {
         let batches = &mut self.flights[flight];
         let mut outcome = Ok(());
         for batch in batches.iter_mut() {
-            if let Err(error) = batch.advance(&self.backend) {
+            if let Err(error) = batch.advance(&*self.backend) {
                 outcome = Err(error);
             }
         }
@@ -250,7 +250,7 @@ impl Lane for RawLane {
             let mut last_error = None;
             let (mut batches, mut tasks) = (0, 0);
             for batch in self.flights.iter_mut().flatten() {
-                if let Err(Error::QueryFailed { code, .. }) = batch.advance(&self.backend) {
+                if let Err(Error::QueryFailed { code, .. }) = batch.advance(&*self.backend) {
                     last_error = Some(code);
                 }
                 if batch.is_outstanding() {

@@ -249,6 +249,7 @@ fn target_arguments(args: &Args, chosen: &Chosen, sizes: Sizes, pools: usize) ->
     let mut arguments = vec!["replay-target".into(), library];
     let options = [
         format!("--protocol={}", chosen.config.protocol),
+        format!("--store={}", chosen.store),
         format!("--block-bytes={}", sizes.block_bytes),
         format!("--slots={}", sizes.slots),
         format!("--pools={pools}"),

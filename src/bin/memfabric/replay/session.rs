@@ -5,7 +5,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
-use memfabric_transport::{Backend, Error, SmemBackend, Transport};
+use memfabric_transport::{Backend, Error, Transport, backend};
 
 use super::emulator::Emulator;
 use super::interrupt::Interrupt;
@@ -40,7 +40,7 @@ struct Link {
     transport: usize,
     handle: Arc<Transport>,
     // Last, so that the instance ends when nobody uses it any more.
-    _backend: Arc<SmemBackend>,
+    _backend: Arc<dyn Backend>,
 }
 
 impl Link {
@@ -65,12 +65,9 @@ impl Session {
     ) -> Result<Self, Problem> {
         // One instance for both sides: the library is not at its best with two
         // in a process.
-        let backend = Arc::new(SmemBackend::open(&chosen.config)?);
+        let backend = backend::open(&chosen.config)?.backend;
         let transport = Arc::new(Transport::new());
-        transport.install_backend(
-            Arc::clone(&backend) as Arc<dyn Backend>,
-            chosen.config.timeout,
-        )?;
+        transport.install_backend(Arc::clone(&backend), chosen.config.timeout)?;
         let mut target = Target::start(arguments)?;
         let offer = target.offer(interrupt)?;
 

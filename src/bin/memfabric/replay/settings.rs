@@ -1,11 +1,12 @@
 //! Options and environment, checked.
 
+use std::net::TcpListener;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use indicatif::BinaryBytes;
 use memfabric_transport::config::TentSettings;
-use memfabric_transport::{Config, Error, Library, LogLevel, Protocol};
+use memfabric_transport::{Config, Error, Library, LogLevel, Protocol, published};
 
 use super::Args;
 use super::emulator::Emulator;
@@ -26,6 +27,10 @@ pub struct Chosen {
     pub config: Config,
     /// The file.
     pub path: PathBuf,
+    /// Where the published library has its configuration store.
+    pub store: String,
+    /// The version that it tells of itself.
+    pub abi_version: Option<String>,
     /// Its own functions, if it is the emulator.
     pub emulator: Option<Emulator>,
 }
@@ -89,8 +94,19 @@ pub fn sizes(args: &Args, pools: usize) -> Result<Sizes, Problem> {
     })
 }
 
-/// The settings for the library at `path`; `protocol` wins over `MF_PROTOCOL`.
-pub fn config(path: &Path, protocol: Option<&str>, verbosity: Verbosity) -> Result<Config, Error> {
+/// Settings that the command makes itself; they win over the environment.
+#[derive(Clone, Copy, Debug)]
+pub struct Own<'a> {
+    /// The protocol, where it is not the environment's.
+    pub protocol: Option<&'a str>,
+    /// The configuration store of the published library.
+    pub store: &'a str,
+    /// Whether this is the initiator, which is the sender and hosts the store.
+    pub initiator: bool,
+}
+
+/// The settings for the library at `path`.
+pub fn config(path: &Path, own: Own<'_>, verbosity: Verbosity) -> Result<Config, Error> {
     let tent = TentSettings {
         log_level: match verbosity.level {
             0 => LogLevel::Warning,
@@ -99,9 +115,17 @@ pub fn config(path: &Path, protocol: Option<&str>, verbosity: Verbosity) -> Resu
         rpc_server_addr: "127.0.0.1:0".to_owned(),
         ..TentSettings::default()
     };
-    let environment = |name: &str| match (name, protocol) {
-        ("MF_PROTOCOL", Some(protocol)) => Some(protocol.to_owned()),
-        _ => Config::process_environment(name),
+    let environment = |name: &str| {
+        let role = if own.initiator { "sender" } else { "receiver" };
+        let made = match name {
+            "MF_PROTOCOL" => own.protocol,
+            "MF_CONFIG_STORE_URL" => Some(own.store),
+            "MF_CONFIG_STORE_HOST" => Some(if own.initiator { "true" } else { "false" }),
+            "MF_ROLE" => Some(role),
+            _ => None,
+        };
+        made.map(str::to_owned)
+            .or_else(|| Config::process_environment(name))
     };
     let mut config = Config::resolve(environment, &tent)?;
     config.library = path.to_owned();
@@ -120,15 +144,50 @@ pub fn choose(args: &Args) -> Result<Chosen, Problem> {
             "the emulator that was built with this command is not next to it, name a libmf_smem.so with --library".to_owned(),
         ));
     };
-    let library = Library::load(&path)?;
-    let emulator = Emulator::find(library.path());
-    let unset = Config::process_environment("MF_PROTOCOL").is_none();
-    let protocol = (emulator.is_some() && unset).then_some(Protocol::HostRdma.name());
+    let store = match Config::process_environment("MF_CONFIG_STORE_URL") {
+        Some(url) => url,
+        None => free_store()?,
+    };
+    let mut own = Own {
+        protocol: None,
+        store: &store,
+        initiator: true,
+    };
+    // Which library it must be, before it is known which protocol suits it.
+    let any = Own {
+        protocol: Some(Protocol::HostRdma.name()),
+        ..own
+    };
+    let published = config(&path, any, args.verbosity)?.published.is_some();
+    let (file, abi_version) = if published {
+        let library = published::Library::load(&path)?;
+        (library.path().to_owned(), library.abi_version())
+    } else {
+        let library = Library::load(&path)?;
+        (library.path().to_owned(), library.abi_version())
+    };
+    let emulator = Emulator::find(&file);
+    if Config::process_environment("MF_PROTOCOL").is_none() {
+        own.protocol = match (published, emulator) {
+            (true, _) => Some(Protocol::HostTcp.name()),
+            (false, Some(_)) => Some(Protocol::HostRdma.name()),
+            (false, None) => None,
+        };
+    }
     Ok(Chosen {
-        config: config(&path, protocol, args.verbosity)?,
-        path: library.path().to_owned(),
+        config: config(&path, own, args.verbosity)?,
+        path: file,
+        store,
+        abi_version,
         emulator,
     })
+}
+
+/// A url for a configuration store that nobody hosts yet.
+fn free_store() -> Result<String, Problem> {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    free.map(|address| format!("tcp://{address}"))
+        .map_err(|error| Problem::BadInput(format!("no free port for a store: {error}")))
 }
 
 impl Chosen {
@@ -139,10 +198,20 @@ impl Chosen {
         let what = match self.emulator {
             // Its own words, which say so.
             Some(emulator) => emulator.version(),
-            None => "MemFabric library".to_owned(),
+            None => {
+                let version = self
+                    .abi_version
+                    .as_deref()
+                    .unwrap_or("that tells no version");
+                format!("MemFabric library {version}")
+            }
+        };
+        let generation = match self.config.published {
+            Some(_) => ", published interface (MF_ABI=v1)",
+            None => "",
         };
         format!(
-            "{what} at {}, protocol {}",
+            "{what} at {}{generation}, protocol {}",
             path.display(),
             self.config.protocol
         )

@@ -11,7 +11,7 @@ use super::emulator::Emulator;
 use super::log::{Log, Verbosity};
 use super::memory::Memory;
 use super::message::{Answer, Order, Verified};
-use super::settings;
+use super::settings::{self, Own};
 use super::side::MISMATCHES_TOLD;
 use super::status;
 
@@ -22,6 +22,8 @@ pub struct Args {
     library: PathBuf,
     #[arg(long)]
     protocol: String,
+    #[arg(long)]
+    store: String,
     #[arg(long)]
     block_bytes: usize,
     #[arg(long)]
@@ -46,8 +48,13 @@ pub fn run(args: Args) -> ExitCode {
 }
 
 fn serve(args: &Args, log: &Log) -> Result<(), String> {
-    let config = settings::config(&args.library, Some(&args.protocol), args.verbosity)
-        .map_err(|error| error.to_string())?;
+    let own = Own {
+        protocol: Some(&args.protocol),
+        store: &args.store,
+        initiator: false,
+    };
+    let config =
+        settings::config(&args.library, own, args.verbosity).map_err(|error| error.to_string())?;
     let pools = (0..args.pools)
         .map(|_| Memory::new(args.slots, args.block_bytes))
         .collect::<Result<Vec<_>, _>>()

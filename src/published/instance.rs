@@ -1,0 +1,374 @@
+//! One instance of the published library, from the store to the handle.
+// Calls the vendor's functions, which take raw pointers.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_void};
+use std::fmt;
+use std::net::UdpSocket;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use tracing::{debug, info, warn};
+
+use super::queue::{Pieces, Queued, Synchronous};
+use super::{Library, Role, Settings, abi};
+use crate::backend::Opcode;
+use crate::config::Config;
+use crate::device;
+use crate::endpoint::{Endpoint, Host};
+use crate::error::{Code, Error};
+use crate::memory::Region;
+use crate::suspects::Suspects;
+use crate::vendor::{self, Initialised, PeerWatch, check, set_log_level};
+
+/// See the module.
+pub struct Instance {
+    // Fields drop in this order: the handle ends before the peer watch that its
+    // callback names, and before the process-wide initialisation.
+    handle: Handle,
+    _watch: PeerWatch,
+    _initialised: Initialised,
+    _port: UdpSocket,
+    library: Arc<Library>,
+    device: u32,
+    endpoint: Endpoint,
+    role: Role,
+}
+
+impl Queued<Instance> {
+    /// Opens the library and brings an instance up, in the order: library,
+    /// device, store (where this process hosts it), init, config_init, create,
+    /// peer-down callback. What is done is undone in reverse order if a later
+    /// step fails.
+    ///
+    /// Waits for the store for as long as the library does, two minutes.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Library::load`] and [`device::current`];
+    /// [`Error::NoUniqueId`]; [`Error::Vendor`] for a call that answered a
+    /// failure; [`Error::JoinFailed`] where create answered NULL.
+    pub(crate) fn open(
+        config: &Config,
+        settings: &Settings,
+        suspects: Arc<Suspects>,
+    ) -> Result<Self, Error> {
+        let instance = Instance::open(config, settings, suspects)?;
+        Ok(Self::new(instance, settings.patience))
+    }
+}
+
+impl Instance {
+    fn open(config: &Config, settings: &Settings, suspects: Arc<Suspects>) -> Result<Self, Error> {
+        let library = Arc::new(Library::load(&config.library)?);
+        info!(
+            library = %library.path().display(),
+            abi_version = library.abi_version().as_deref().unwrap_or("not told"),
+            "MemFabric library opened"
+        );
+        take_log(&library);
+        set_log_level(library.smem_set_log_level, config.log_level);
+        let device = device::current(config.protocol)?;
+        let (port, endpoint) = unique_id(config.host, settings.port)?;
+        let vendor = vendor_config(&library, config, settings, device)?;
+        let initialised = initialise(&library, settings, device, &vendor)?;
+        info!(
+            store = %settings.store_url.to_string_lossy(),
+            role = %settings.role,
+            unique_id = %endpoint,
+            "joining the configuration store"
+        );
+        let handle = Handle::create(&library, config, settings, &endpoint, &vendor)?;
+        let watch = PeerWatch::new(suspects);
+        // SAFETY: the handle is live and of this library.
+        unsafe {
+            watch.attach(library.smem_trans_set_peer_down_callback, handle.handle);
+        }
+        Ok(Self {
+            handle,
+            _watch: watch,
+            _initialised: initialised,
+            _port: port,
+            library,
+            device,
+            endpoint,
+            role: settings.role,
+        })
+    }
+
+    /// The Ascend device that it works with; 0 where none is needed.
+    pub fn device(&self) -> u32 {
+        self.device
+    }
+
+    /// The file that the library was taken from.
+    pub fn library_path(&self) -> &Path {
+        self.library.path()
+    }
+}
+
+impl fmt::Debug for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Instance")
+            .field("library", &self.library.path())
+            .field("endpoint", &self.endpoint)
+            .field("role", &self.role)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Has the library's log lines, which otherwise go to standard output, come
+/// here.
+fn take_log(library: &Library) {
+    // SAFETY: notes a function of this program, which stays as long as that does;
+    // is allowed at any time [pub].
+    let code = Code(unsafe { (library.smem_set_extern_logger)(Some(log)) });
+    if !code.is_ok() {
+        warn!(%code, "smem_set_extern_logger failed, the library logs to standard output");
+    }
+}
+
+/// The library's log. It calls its errors what often is none, so they are
+/// warnings here; its notices come at any level.
+unsafe extern "C" fn log(level: i32, message: *const c_char) {
+    // A panic must not unwind into the library; there is nobody to tell.
+    let _ = catch_unwind(AssertUnwindSafe(|| {
+        if message.is_null() {
+            return;
+        }
+        // SAFETY: the library passes a NUL-terminated line that lives for the
+        // duration of the call [pub].
+        let line = unsafe { CStr::from_ptr(message) }.to_string_lossy();
+        let line = line.trim_end();
+        match level {
+            3 => warn!(line, "the library logged an error"),
+            _ => debug!(level, line, "the library logged"),
+        }
+    }));
+}
+
+/// A name that no other process of this machine has, and what keeps it so: the
+/// library itself does not listen there, and takes a second process of one name
+/// for the first.
+fn unique_id(host: Host, port: u16) -> Result<(UdpSocket, Endpoint), Error> {
+    let ip = host.ip();
+    let everywhere = match ip.is_ipv4() {
+        true => "0.0.0.0",
+        false => "::",
+    };
+    // The address may be one that others see and this machine has not.
+    let socket = UdpSocket::bind((ip, port)).or_else(|_| UdpSocket::bind((everywhere, port)));
+    let taken = socket.and_then(|socket| {
+        let port = socket.local_addr()?.port();
+        Ok((socket, host.at(port)))
+    });
+    taken.map_err(|error| Error::NoUniqueId {
+        host: ip.to_string(),
+        reason: error.to_string(),
+    })
+}
+
+fn vendor_config(
+    library: &Library,
+    config: &Config,
+    settings: &Settings,
+    device: u32,
+) -> Result<abi::smem_trans_config_t, Error> {
+    let mut vendor = abi::smem_trans_config_t::ZERO;
+    // SAFETY: writes one config through the pointer and keeps nothing.
+    let code = unsafe { (library.smem_trans_config_init)(&raw mut vendor) };
+    check("smem_trans_config_init", code, String::new)?;
+    vendor.role = settings.role.vendor_role();
+    vendor.deviceId = device;
+    vendor.dataOpType = config.protocol.data_op_type();
+    if let Some(nic) = &settings.nic {
+        // The settings hold it to this size.
+        for (to, from) in vendor.nic.iter_mut().zip(nic.as_bytes_with_nul()) {
+            *to = from.cast_signed();
+        }
+    }
+    Ok(vendor)
+}
+
+/// Hosts the store, if this process is to, and initialises the library.
+fn initialise(
+    library: &Arc<Library>,
+    settings: &Settings,
+    device: u32,
+    vendor: &abi::smem_trans_config_t,
+) -> Result<Initialised, Error> {
+    let store = settings.store_host.then(|| settings.store_url.clone());
+    if let Some(store) = &store {
+        // SAFETY: reads the terminated url during the call; may be called again
+        // for a store that this process hosts [pub].
+        let code = Code(unsafe { (library.smem_create_config_store)(store.as_ptr(), 0) });
+        if !code.is_ok() {
+            warn!(
+                store = %store.to_string_lossy(),
+                %code,
+                "smem_create_config_store failed, somebody else must host the store"
+            );
+        }
+    }
+    let last = Arc::clone(library);
+    let hosted = store.clone();
+    let initialised = Initialised::acquire(
+        library.smem_trans_init as usize,
+        device,
+        // SAFETY: reads one config during the call.
+        || unsafe { (library.smem_trans_init)(&raw const *vendor) },
+        move || {
+            // SAFETY: takes a number only; no instance of this copy is left.
+            unsafe { (last.smem_trans_uninit)(0) };
+            end_store(&last, hosted.as_deref());
+        },
+    );
+    if initialised.is_err() {
+        end_store(library, store.as_deref());
+    }
+    initialised
+}
+
+fn end_store(library: &Library, store: Option<&CStr>) {
+    if let Some(store) = store {
+        // SAFETY: reads the terminated url during the call; a store that has ended
+        // is fine [pub].
+        unsafe { (library.smem_destroy_config_store)(store.as_ptr()) };
+    }
+}
+
+/// A `smem_trans_t` that is destroyed when dropped.
+struct Handle {
+    library: Arc<Library>,
+    handle: NonNull<c_void>,
+}
+
+// SAFETY: the handle is a token that only the library follows, and the library
+// takes calls on one handle from any thread [pub: 8 threads observed].
+unsafe impl Send for Handle {}
+// SAFETY: as for Send.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    fn create(
+        library: &Arc<Library>,
+        config: &Config,
+        settings: &Settings,
+        endpoint: &Endpoint,
+        vendor: &abi::smem_trans_config_t,
+    ) -> Result<Self, Error> {
+        // SAFETY: reads two terminated texts and one config during the call.
+        let handle = unsafe {
+            (library.smem_trans_create)(
+                settings.store_url.as_ptr(),
+                endpoint.as_c_bytes().as_ptr().cast(),
+                &raw const *vendor,
+            )
+        };
+        let handle = NonNull::new(handle).ok_or_else(|| Error::JoinFailed {
+            store: settings.store_url.to_string_lossy().into_owned(),
+            unique_id: endpoint.to_string(),
+            role: settings.role,
+            protocol: config.protocol,
+            device: vendor.deviceId,
+        })?;
+        Ok(Self {
+            library: Arc::clone(library),
+            handle,
+        })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // SAFETY: the handle is live and this is its last use; the queue has
+        // waited for every call, for the library hangs if one is being made
+        // [pub].
+        unsafe { (self.library.smem_trans_destroy)(self.handle.as_ptr(), 0) };
+    }
+}
+
+impl Synchronous for Instance {
+    fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    fn register(&self, regions: &[Region]) -> Result<(), Error> {
+        // SAFETY: the handle is live and of this library; the engine keeps the
+        // memory mapped until `deregister`.
+        unsafe {
+            vendor::register(
+                self.library.smem_trans_register_mem,
+                self.library.smem_trans_batch_register_mem,
+                self.handle.handle,
+                regions,
+            )
+        }
+    }
+
+    fn deregister(&self, address: usize) -> Result<(), Error> {
+        // SAFETY: the handle is live and of this library.
+        unsafe {
+            vendor::deregister(
+                self.library.smem_trans_deregister_mem,
+                self.handle.handle,
+                address,
+            )
+        }
+    }
+
+    fn copy(&self, pieces: Pieces) -> Code {
+        let handle = self.handle.handle.as_ptr();
+        let peer = pieces.peer.as_c_bytes().as_ptr().cast();
+        let Pieces {
+            local,
+            remote,
+            lengths,
+            count,
+            ..
+        } = pieces;
+        // The numbers of both sides are pointers to the library.
+        Code(if pieces.opcode == Opcode::WRITE {
+            // SAFETY:
+            // - the handle is live until every worker has left
+            // - the name is this frame's, and the call is synchronous; the arrays
+            //   have `count` entries and stay until the result is asked for
+            // - memory at the local addresses is the engine's, which frees it
+            //   only after the task is terminal; remote addresses are checked by
+            //   the library
+            unsafe {
+                (self.library.smem_trans_batch_write)(
+                    handle,
+                    local.cast_const().cast(),
+                    peer,
+                    remote.cast(),
+                    lengths,
+                    count,
+                    0,
+                )
+            }
+        } else {
+            // SAFETY: as for the write.
+            unsafe {
+                (self.library.smem_trans_batch_read)(
+                    handle,
+                    local.cast(),
+                    peer,
+                    remote.cast_const().cast(),
+                    lengths,
+                    count,
+                    0,
+                )
+            }
+        })
+    }
+
+    fn hint(&self) -> String {
+        format!(
+            "one side of a connection must be the sender and the other the receiver, this process is the {}; the remote range must be registered",
+            self.role
+        )
+    }
+}
