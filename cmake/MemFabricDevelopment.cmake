@@ -5,7 +5,7 @@
 set(MEMFABRIC_SANITIZE
     ""
     CACHE STRING
-          "Sanitizers of the C++ side: address,undefined or thread; empty: none"
+          "address,undefined: the C++ side; thread: both sides; empty: no sanitizer"
 )
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
@@ -22,6 +22,9 @@ if(MEMFABRIC_SANITIZE)
   target_compile_options(
     memfabric_development INTERFACE "-fsanitize=${MEMFABRIC_SANITIZE}"
                                     -fno-omit-frame-pointer)
+endif()
+# The race detector's runtime is Rust's, and comes with memfabric_core.
+if(MEMFABRIC_SANITIZE AND NOT MEMFABRIC_SANITIZE STREQUAL "thread")
   target_link_options(memfabric_development INTERFACE
                       "-fsanitize=${MEMFABRIC_SANITIZE}")
 endif()

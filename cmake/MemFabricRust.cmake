@@ -11,7 +11,9 @@
 #
 # Settings: MEMFABRIC_CARGO, the cargo to use; CARGO_BUILD_TARGET (variable, or
 # environment at the first configuration), the Rust target triple, for
-# cross-compiling.
+# cross-compiling; MEMFABRIC_SANITIZE=thread, the core, the emulator and Rust's
+# standard library compiled for the race detector, with the toolchain
+# MEMFABRIC_NIGHTLY.
 
 include_guard(GLOBAL)
 
@@ -74,12 +76,71 @@ function(_memfabric_find_rust)
     endif()
   endforeach()
 
+  if(MEMFABRIC_SANITIZE STREQUAL "thread")
+    _memfabric_find_race_detector()
+  endif()
+
   if(CMAKE_CROSSCOMPILING AND NOT CARGO_BUILD_TARGET)
     message(
       FATAL_ERROR
         "Cross-compiling for ${CMAKE_SYSTEM_PROCESSOR}: set -DCARGO_BUILD_TARGET to the Rust target triple, for example aarch64-unknown-linux-gnu, and install its standard library ('rustup target add <triple>')."
     )
   endif()
+endfunction()
+
+# Sets what a build for the race detector needs, or stops the configuration:
+# MEMFABRIC_TSAN_RUNTIME, and the triple, without which cargo would compile its
+# build scripts for the detector as well.
+#
+# There is one runtime in a process, Rust's, and it must see every lock. So the
+# standard library, whose locks are not pthread's, is compiled anew, and the
+# runtime goes into the program, where libraries that are loaded later find it.
+function(_memfabric_find_race_detector)
+  set(MEMFABRIC_NIGHTLY
+      "nightly"
+      CACHE STRING "Rust toolchain for MEMFABRIC_SANITIZE=thread")
+  set(toolchain ${CMAKE_COMMAND} -E env "RUSTUP_TOOLCHAIN=${MEMFABRIC_NIGHTLY}"
+                "${MEMFABRIC_RUSTC}")
+  set(advice
+      "MEMFABRIC_SANITIZE=thread compiles Rust's standard library anew: run 'rustup toolchain install nightly --component rust-src', or name such a toolchain with -DMEMFABRIC_NIGHTLY=<name>."
+  )
+  execute_process(
+    COMMAND ${toolchain} --version --verbose
+    OUTPUT_VARIABLE version
+    ERROR_VARIABLE error
+    RESULT_VARIABLE result)
+  if(NOT result EQUAL 0 OR NOT version MATCHES "-(nightly|dev)")
+    message(
+      FATAL_ERROR
+        "Toolchain ${MEMFABRIC_NIGHTLY} is no nightly Rust (${result}): ${version}${error}\n${advice}"
+    )
+  endif()
+  string(REGEX MATCH "host: ([^\n]+)" ignored "${version}")
+  set(host "${CMAKE_MATCH_1}")
+  if(NOT CARGO_BUILD_TARGET)
+    set(CARGO_BUILD_TARGET "${host}")
+  endif()
+  execute_process(
+    COMMAND ${toolchain} --print sysroot
+    OUTPUT_VARIABLE sysroot
+    OUTPUT_STRIP_TRAILING_WHITESPACE)
+  set(rustlib "${sysroot}/lib/rustlib")
+  if(NOT EXISTS "${rustlib}/src/rust/library/Cargo.lock")
+    message(FATAL_ERROR "There is no rust-src in ${sysroot}. ${advice}")
+  endif()
+  file(GLOB runtime "${rustlib}/${CARGO_BUILD_TARGET}/lib/librustc*_rt.tsan.a")
+  if(NOT EXISTS "${runtime}")
+    message(
+      FATAL_ERROR
+        "${rustlib}/${CARGO_BUILD_TARGET}/lib has no librustc-nightly_rt.tsan.a: Rust has no race detector for ${CARGO_BUILD_TARGET}, or its standard library is not installed ('rustup target add --toolchain ${MEMFABRIC_NIGHTLY} ${CARGO_BUILD_TARGET}')."
+    )
+  endif()
+  set(MEMFABRIC_TSAN_RUNTIME
+      "${runtime}"
+      CACHE INTERNAL "The race detector's runtime")
+  set(CARGO_BUILD_TARGET
+      "${CARGO_BUILD_TARGET}"
+      CACHE STRING "Rust target triple of the MemFabric core" FORCE)
 endfunction()
 
 # Where cargo writes: result_target, its target directory, and result_artifacts,
@@ -150,6 +211,16 @@ function(_memfabric_cargo_build name files headers)
     list(APPEND environment "CC=${CMAKE_C_COMPILER}"
          "CXX=${CMAKE_CXX_COMPILER}")
   endif()
+  set(detector "")
+  if(MEMFABRIC_SANITIZE STREQUAL "thread")
+    set(detector -Zbuild-std=std,panic_unwind)
+    list(
+      APPEND
+      environment
+      "RUSTUP_TOOLCHAIN=${MEMFABRIC_NIGHTLY}"
+      "RUSTFLAGS=-Zsanitizer=thread"
+      "CXXFLAGS_${triple}=-fsanitize=thread -fno-omit-frame-pointer")
+  endif()
   set(byproducts "")
   _memfabric_configs(configs)
   get_property(multi GLOBAL PROPERTY GENERATOR_IS_MULTI_CONFIG)
@@ -175,7 +246,7 @@ function(_memfabric_cargo_build name files headers)
       ${CMAKE_COMMAND} -E env --unset=CARGO_BUILD_TARGET ${environment}
       "${MEMFABRIC_CARGO}" build --locked
       "$<IF:$<CONFIG:Debug>,--profile=dev,--profile=release>" ${target_option}
-      ${ARGN}
+      ${detector} ${ARGN}
     BYPRODUCTS ${byproducts}
     WORKING_DIRECTORY "${MEMFABRIC_ROOT}"
     COMMENT "cargo: ${name}"
@@ -261,6 +332,12 @@ function(memfabric_add_core)
   # bridge's: two of them in one process must not take each other's.
   target_link_options(memfabric_core INTERFACE
                       "LINKER:--exclude-libs,${library}")
+  if(MEMFABRIC_SANITIZE STREQUAL "thread")
+    set(program "$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>")
+    string(CONCAT runtime "LINKER:--whole-archive,${MEMFABRIC_TSAN_RUNTIME},"
+                  "--no-whole-archive,--export-dynamic-symbol=__tsan_*")
+    target_link_options(memfabric_core INTERFACE "$<${program}:${runtime}>")
+  endif()
 endfunction()
 
 function(memfabric_add_emulator)

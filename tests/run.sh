@@ -69,6 +69,21 @@ cmake --build "$build/cmake"
 ctest --test-dir "$build/cmake" --output-on-failure --no-tests=error 2>&1 |
     tee "$build/ctest.log"
 
+step 'The shim, the core and a library with threads under one race detector'
+rust_src() {
+    [[ -e $(rustup run nightly rustc --print sysroot)/lib/rustlib/src/rust/library/Cargo.lock ]]
+}
+if ! rustup run nightly rustc --version >/dev/null 2>&1; then
+    echo 'skipped: there is no nightly Rust (rustup toolchain install nightly --component rust-src)'
+elif ! rust_src && ! rustup component add rust-src --toolchain nightly; then
+    echo "skipped: there are no sources of the nightly Rust's standard library"
+else
+    cmake -S . -B "$build/tsan" -G Ninja -DMEMFABRIC_SANITIZE=thread
+    cmake --build "$build/tsan" --target tent_memfabric_transport_test
+    ctest --test-dir "$build/tsan" -R '^tent_memfabric_transport_test$' \
+        --output-on-failure --no-tests=error 2>&1 | tee "$build/tsan.log"
+fi
+
 step 'Results'
 for log in cargo-test memcheck; do
     echo "$log:"

@@ -120,9 +120,9 @@ pub(crate) fn add(counter: Counter, amount: u64) {
     COUNTERS[counter as usize].fetch_add(amount, Ordering::Relaxed);
 }
 
-/// Takes from a gauge.
+/// Takes from a gauge. Who sees that it fell sees what came before, too.
 pub(crate) fn subtract(counter: Counter, amount: u64) {
-    COUNTERS[counter as usize].fetch_sub(amount, Ordering::Relaxed);
+    COUNTERS[counter as usize].fetch_sub(amount, Ordering::Release);
 }
 
 /// A counter's value by its name, or by a call's name of either kind.
@@ -137,7 +137,7 @@ pub(crate) fn count(name: &str) -> Option<u64> {
         return Some(CALL_COUNTS[*call as usize].load(Ordering::Relaxed));
     }
     let (counter, _) = COUNTER_NAMES.iter().find(|(_, known)| *known == name)?;
-    Some(COUNTERS[*counter as usize].load(Ordering::Relaxed))
+    Some(COUNTERS[*counter as usize].load(Ordering::Acquire))
 }
 
 /// The vendor's default is unknown; warnings only, so that tests stay quiet.
