@@ -1,5 +1,8 @@
 //! `memfabric integrate`, on small checkouts that have Mooncake's anchors in the
 //! places and shapes of several generations.
+//!
+//! The damaged ones at the end are the same in each run; more of them with
+//! `PROPTEST_CASES=10000 cargo test --release --locked --test integrate damaged`.
 #![cfg(feature = "cli")]
 
 #[path = "../src/bin/memfabric/integrate/edits.rs"]
@@ -14,6 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use edits::{EDITS, MARK, Place, When};
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::RngSeed;
 
 const TENT: &str = "mooncake-transfer-engine/tent";
 const TYPES: &str = "mooncake-transfer-engine/tent/include/tent/common/types.h";
@@ -1061,5 +1067,181 @@ fn only_one_mode_at_a_time() {
         ["--diff", "--revert"],
     ] {
         checkout.run(&pair).refused(&["cannot be used with"]);
+    }
+}
+
+/// What can become of a file.
+#[derive(Clone, Debug)]
+enum Damage {
+    Flip(Index, u8),
+    Cut(Index),
+    Empty,
+    Remove,
+    /// Lines move, come twice or go.
+    Repeat(Index),
+    Swap(Index, Index),
+    Drop(Index),
+    /// Ends and encodings.
+    CarriageReturns,
+    Insert(Index, Vec<u8>),
+    Huge(Index),
+    /// An anchor of this or another file, or a mark of an edit, in a wrong place.
+    Edit(Index, Index),
+    Mark(Index, Index),
+}
+
+impl Damage {
+    fn any() -> impl Strategy<Value = Self> {
+        let at = any::<Index>;
+        prop_oneof![
+            2 => (at(), any::<u8>()).prop_map(|(at, byte)| Self::Flip(at, byte)),
+            2 => at().prop_map(Self::Cut),
+            1 => Just(Self::Empty),
+            1 => Just(Self::Remove),
+            3 => at().prop_map(Self::Repeat),
+            2 => (at(), at()).prop_map(|(one, other)| Self::Swap(one, other)),
+            3 => at().prop_map(Self::Drop),
+            2 => Just(Self::CarriageReturns),
+            2 => (at(), prop::collection::vec(any::<u8>(), 1..9))
+                .prop_map(|(at, bytes)| Self::Insert(at, bytes)),
+            1 => at().prop_map(Self::Huge),
+            3 => (at(), at()).prop_map(|(at, edit)| Self::Edit(at, edit)),
+            3 => (at(), at()).prop_map(|(at, edit)| Self::Mark(at, edit)),
+        ]
+    }
+
+    /// The file's bytes with this done to them; None if it goes.
+    fn of(&self, text: Vec<u8>) -> Option<Vec<u8>> {
+        let mut lines: Vec<Vec<u8>> = text
+            .split_inclusive(|byte| *byte == b'\n')
+            .map(<[u8]>::to_vec)
+            .collect();
+        let mut text = text;
+        let line = |at: &Index| at.index(lines.len().max(1));
+        match self {
+            Self::Flip(at, byte) if !text.is_empty() => {
+                let at = at.index(text.len());
+                text[at] ^= byte;
+                return Some(text);
+            }
+            Self::Cut(at) => {
+                text.truncate(at.index(text.len() + 1));
+                return Some(text);
+            }
+            Self::Empty => return Some(Vec::new()),
+            Self::Remove => return None,
+            Self::CarriageReturns => {
+                let text = String::from_utf8_lossy(&text).replace('\n', "\r\n");
+                return Some(text.into_bytes());
+            }
+            _ if lines.is_empty() => return Some(text),
+            Self::Repeat(at) => lines.insert(line(at), lines[line(at)].clone()),
+            Self::Swap(one, other) => {
+                let (one, other) = (line(one), line(other));
+                lines.swap(one, other);
+            }
+            Self::Drop(at) => {
+                lines.remove(line(at));
+            }
+            Self::Insert(at, bytes) => lines.insert(line(at), bytes.clone()),
+            Self::Huge(at) => lines.insert(line(at), vec![b'x'; 1 << 20]),
+            Self::Edit(at, edit) => {
+                let edit = EDITS[edit.index(EDITS.len())].text;
+                lines.insert(line(at), edit.as_bytes().to_vec());
+            }
+            Self::Mark(at, edit) => {
+                let edit = EDITS[edit.index(EDITS.len())].name;
+                lines.insert(line(at), format!("{MARK}: {edit}\n").into_bytes());
+            }
+            Self::Flip(..) => {}
+        }
+        Some(lines.concat())
+    }
+}
+
+/// Does each damage to a file that edits go into.
+fn damage(checkout: &Checkout, damages: &[(Index, Damage)]) {
+    for (file, damage) in damages {
+        let path = checkout.path(EDITS[file.index(EDITS.len())].file);
+        let Ok(text) = fs::read(&path) else { continue };
+        match damage.of(text) {
+            Some(text) => fs::write(path, text).expect("writes"),
+            None => fs::remove_file(path).expect("removes"),
+        }
+    }
+}
+
+fn damages() -> impl Strategy<Value = Vec<(Index, Damage)>> {
+    prop::collection::vec((any::<Index>(), Damage::any()), 1..4)
+}
+
+/// The same checkouts in each run, unless more are asked for.
+fn inputs() -> ProptestConfig {
+    let mut config = ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    };
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = 150;
+        config.rng_seed = RngSeed::Fixed(4);
+    }
+    config
+}
+
+/// Runs the command, which does it or refuses in words; a refusal leaves every
+/// file as it was. Whether it was done.
+fn done_or_refused(checkout: &Checkout, arguments: &[&str]) -> Result<bool, TestCaseError> {
+    let before = checkout.snapshot();
+    let run = checkout.run(arguments);
+    let text = format!("{}{}", run.out, run.error);
+    prop_assert!([0, 2].contains(&run.status), "{}: {}", run.status, text);
+    if run.status == 2 {
+        prop_assert!(run.error.starts_with("memfabric integrate: "), "{}", text);
+        prop_assert!(checkout.snapshot() == before, "changed by: {}", text);
+    }
+    Ok(run.status == 0)
+}
+
+proptest! {
+    #![proptest_config(inputs())]
+
+    #[test]
+    fn a_damaged_checkout_is_integrated_whole_or_not_at_all(
+        generation in prop::sample::select(&GENERATIONS[..]),
+        damages in damages(),
+    ) {
+        let checkout = Checkout::new(generation);
+        damage(&checkout, &damages);
+        let before = checkout.snapshot();
+        let source = checkout.source.to_str().expect("is text");
+        if done_or_refused(&checkout, &["--source", source])? {
+            prop_assert_eq!(checkout.check(), 0);
+            let integrated = checkout.snapshot();
+            prop_assert!(done_or_refused(&checkout, &["--source", source])?);
+            prop_assert!(checkout.snapshot() == integrated, "a second run changed it");
+            prop_assert!(done_or_refused(&checkout, &["--revert"])?);
+            prop_assert!(checkout.snapshot() == before, "not reverted to the byte");
+        }
+    }
+
+    #[test]
+    fn damaged_edits_are_taken_out_or_refused(
+        generation in prop::sample::select(&GENERATIONS[..]),
+        damages in damages(),
+    ) {
+        let checkout = Checkout::new(generation);
+        checkout.integrate().succeeds();
+        damage(&checkout, &damages);
+        let before = checkout.snapshot();
+        let run = checkout.run(&["--check"]);
+        prop_assert!((0..=3).contains(&run.status), "{}{}", run.out, run.error);
+        prop_assert!(checkout.snapshot() == before, "--check writes nothing");
+        let source = checkout.source.to_str().expect("is text");
+        done_or_refused(&checkout, &["--source", source])?;
+        if done_or_refused(&checkout, &["--revert"])? {
+            let reverted = checkout.snapshot();
+            done_or_refused(&checkout, &["--revert"])?;
+            prop_assert!(checkout.snapshot() == reverted, "reverted twice");
+        }
     }
 }

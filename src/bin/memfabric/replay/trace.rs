@@ -188,6 +188,10 @@ mod tests {
     use super::*;
     use std::io::Write;
 
+    use proptest::prelude::*;
+    use proptest::sample::Index;
+    use proptest::test_runner::RngSeed;
+
     fn source(text: &[u8]) -> (tempfile::NamedTempFile, Source) {
         let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
         file.write_all(text).expect("room for it");
@@ -308,5 +312,77 @@ mod tests {
             .measure(1, &Interrupt::default())
             .expect_err("no line end");
         assert!(problem.to_string().contains(":1: is longer than"));
+    }
+
+    /// A line that is good, nearly good, or anything; the same in each run
+    /// unless more are asked for with `PROPTEST_CASES`.
+    fn line() -> impl Strategy<Value = Vec<u8>> {
+        let damaged = (any::<Vec<(Index, u8)>>(), any::<Index>(), any::<bool>());
+        prop_oneof![
+            prop::collection::vec(any::<u8>(), 0..80),
+            ("-?[0-9]{1,25}", "[0-9]{0,3}[.e-]{0,2}[0-9]{0,3}").prop_map(|(id, length)| {
+                GOOD.replace("[0, ", &format!("[{id}, "))
+                    .replace("600", &length)
+                    .into_bytes()
+            }),
+            damaged.prop_map(|(bytes, end, cut)| {
+                let mut line = GOOD.as_bytes().to_vec();
+                for (at, byte) in bytes.into_iter().take(3) {
+                    line[at.index(GOOD.len())] = byte;
+                }
+                if cut {
+                    line.truncate(end.index(line.len()));
+                }
+                line
+            }),
+        ]
+    }
+
+    fn inputs() -> ProptestConfig {
+        let mut config = ProptestConfig {
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        };
+        if std::env::var_os("PROPTEST_CASES").is_none() {
+            config.cases = 2000;
+            config.rng_seed = RngSeed::Fixed(2);
+        }
+        config
+    }
+
+    proptest! {
+        #![proptest_config(inputs())]
+
+        #[test]
+        fn any_bytes_are_the_ids_they_say_or_a_bad_line_by_number(
+            lines in prop::collection::vec(line(), 0..4),
+        ) {
+            let text = lines.join(&b'\n');
+            let (file, source) = source(&text);
+            let requests: Vec<_> = source.requests(u64::MAX).expect("a file").collect();
+            let lines = text.split(|byte| *byte == b'\n').enumerate();
+            let mut lines = lines.filter(|(_, line)| !line.trim_ascii().is_empty());
+            for request in requests {
+                let (index, line) = lines.next().expect("a request is from a line");
+                let json: Option<serde_json::Value> = serde_json::from_slice(line).ok();
+                match request {
+                    Ok(ids) => {
+                        let json = json.expect("an accepted line is JSON");
+                        let told = json["hash_ids"].as_array().expect("a list");
+                        let told: Option<Vec<u64>> =
+                            told.iter().map(serde_json::Value::as_u64).collect();
+                        prop_assert_eq!(Some(ids), told);
+                    }
+                    Err(problem) => {
+                        let text = problem.to_string();
+                        let name = format!("{}:{}: ", file.path().display(), index + 1);
+                        prop_assert!(text.starts_with(&name), "{}", text);
+                        prop_assert!(!text.contains('\n'), "{}", text);
+                        prop_assert!(line != GOOD.as_bytes(), "{}", text);
+                    }
+                }
+            }
+            prop_assert!(lines.next().is_none(), "a line was passed over");
+        }
     }
 }
