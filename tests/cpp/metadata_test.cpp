@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <random>
 
 #include "support/fixture.h"
 
@@ -97,6 +98,78 @@ TEST_F(MetadataTest, OnlyTheTasksOfPeersWithoutAnEndpointFail) {
     }
     EXPECT_TRUE(theirs.holds(1));
     std::filesystem::remove(file);
+}
+
+// Any bytes, and what is nearly an endpoint; the same in each run.
+std::string hostile(std::minstd_rand& random) {
+    const auto below = [&](size_t end) { return random() % end; };
+    const std::vector<std::string> whole = {
+        std::string(1 << 20, '9'),
+        std::string("127.0.0.1:9\0", 12),
+        std::string("\0", 1),
+        "{\"ip\":\"127.0.0.1\",\"port\":9}",
+        "[\"127.0.0.1:9\"]",
+        "127.0.0.1:0",
+        "127.0.0.1:65536",
+        "localhost:9",
+        "[fe80::1%eth0]:9",
+        " 127.0.0.1:9",
+        "127.0.0.1:9 ",
+        "0x7f000001:9",
+        "\xff\xfe\xed",
+    };
+    if (below(3) == 0) return whole[below(whole.size())];
+    std::string text = below(2) == 0 ? "127.0.0.1:9999" : "[::1]:9999";
+    // One byte more than a valid one keeps it from being one.
+    text.insert(below(text.size() + 1), 1, "x \n:[]%\x80"[below(8)]);
+    for (size_t more = below(4); more > 0; --more) {
+        text[below(text.size())] = static_cast<char>(below(256));
+    }
+    return text;
+}
+
+TEST_F(MetadataTest, WhatAHostilePeerPublishesFailsItsTasksAlone) {
+    Engine peer;
+    const SegmentID good_id = local.open(good.name);
+    const SegmentID peer_id = local.open(peer.name);
+    std::minstd_rand random(1);
+    for (int round = 0; round < 200; ++round) {
+        const std::string endpoint = hostile(random);
+        const auto number = [&] {
+            return static_cast<TransportType>(static_cast<int>(random() % 99) -
+                                              9);
+        };
+        ASSERT_TRUE(
+            peer.segments()
+                .updateLocal([&](SegmentDesc& segment) {
+                    auto& detail = std::get<MemorySegmentDesc>(segment.detail);
+                    detail.device_attrs[kEndpointKey] = endpoint;
+                    detail.device_attrs[endpoint.substr(0, 9)] = endpoint;
+                    BufferDesc buffer{};
+                    buffer.addr = random();
+                    buffer.length = uint64_t{random()} << 32;
+                    buffer.location = endpoint.substr(0, 5);
+                    buffer.transports = {number(), number()};
+                    buffer.transport_attrs[number()] = endpoint.substr(0, 5);
+                    detail.buffers = {buffer};
+                    return Status::OK();
+                })
+                .ok());
+        ASSERT_TRUE(
+            local.segments().invalidateAllCacheForRemote(peer.name).ok());
+        const uint64_t submits = emulator.count("submit");
+        theirs.fill(2);
+        SubBatch batch(local.transport(), 3);
+        const Status status =
+            batch.submit({to(good_id), to(peer_id), to(good_id)});
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_EQ(batch.await(0).s, TransferStatusEnum::COMPLETED) << round;
+        EXPECT_EQ(batch.await(2).s, TransferStatusEnum::COMPLETED) << round;
+        EXPECT_EQ(batch.poll(1).s, TransferStatusEnum::FAILED)
+            << "round " << round << ", '" << endpoint.substr(0, 99) << "'";
+        EXPECT_EQ(emulator.count("submit"), submits + 1) << round;
+        EXPECT_TRUE(theirs.holds(1)) << round;
+    }
 }
 
 TEST_F(MetadataTest, UnreachablePeerIsAFailedTask) {
