@@ -133,6 +133,7 @@ TEST_F(MetadataTest, WhatAHostilePeerPublishesFailsItsTasksAlone) {
     const SegmentID good_id = local.open(good.name);
     const SegmentID peer_id = local.open(peer.name);
     std::minstd_rand random(1);
+    LogCapture log;
     for (int round = 0; round < 200; ++round) {
         const std::string endpoint = hostile(random);
         const auto number = [&] {
@@ -143,8 +144,8 @@ TEST_F(MetadataTest, WhatAHostilePeerPublishesFailsItsTasksAlone) {
             peer.segments()
                 .updateLocal([&](SegmentDesc& segment) {
                     auto& detail = std::get<MemorySegmentDesc>(segment.detail);
-                    detail.device_attrs[kEndpointKey] = endpoint;
-                    detail.device_attrs[endpoint.substr(0, 9)] = endpoint;
+                    detail.device_attrs = {{kEndpointKey, endpoint},
+                                           {endpoint.substr(0, 9), endpoint}};
                     BufferDesc buffer{};
                     buffer.addr = random();
                     buffer.length = uint64_t{random()} << 32;
@@ -170,6 +171,8 @@ TEST_F(MetadataTest, WhatAHostilePeerPublishesFailsItsTasksAlone) {
         EXPECT_EQ(emulator.count("submit"), submits + 1) << round;
         EXPECT_TRUE(theirs.holds(1)) << round;
     }
+    // What is no text never leaves the peer; the rest is told as it is.
+    EXPECT_GE(log.count({peer.name, kEndpointKey}), 50u) << log.text();
 }
 
 TEST_F(MetadataTest, UnreachablePeerIsAFailedTask) {
