@@ -8,13 +8,14 @@ mod edits;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
+use std::net::TcpListener;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use edits::{EDITS, When};
-use memfabric_transport::Library;
+use memfabric_transport::{Library, published};
 use serde_json::Value;
 
 const ARCH: &str = std::env::consts::ARCH;
@@ -22,6 +23,9 @@ const MEMFABRIC: &str = "/opt/memfabric";
 const ENABLED: &str = r#"{"transports":{"memfabric":{"enable":true}}}"#;
 const CANN: &str = "/usr/local/Ascend/ascend-toolkit/latest";
 const SITE: &str = "/usr/lib/python3.11/site-packages";
+const WHEEL: &str = "/usr/lib/python3.11/site-packages/memfabric_hybrid";
+/// Where nobody listens.
+const STORE: &str = "127.137.0.1:1025";
 
 /// A machine's files, and the variables that the command is run with.
 struct Host {
@@ -80,6 +84,48 @@ impl Host {
         host.set("MC_STORE_USE_HUGEPAGE", "1");
         host.set("MC_STORE_HUGEPAGE_SIZE", "512MB");
         host
+    }
+
+    /// An Atlas host with the published release, and all that it looks for.
+    fn published() -> Self {
+        let mut host = Self::atlas();
+        host.wheel();
+        for name in [
+            "libascend_hal.so",
+            "libra.so",
+            "libtsdclient.so",
+            "libhccl.so",
+        ] {
+            host.file(&format!("{CANN}/lib64/{name}"), "");
+        }
+        host.file(
+            "/etc/ascend_install.info",
+            "Driver_Install_Path_Param=/usr/local/Ascend\n",
+        );
+        host.file(
+            "/usr/local/Ascend/driver/version.info",
+            "Version=25.0\nInnerversion=V100R001C23SPC006B220\n",
+        );
+        host.set("ASCEND_HOME_PATH", CANN);
+        host.set("MF_ABI", "v1");
+        host.set("MF_CONFIG_STORE_URL", &format!("tcp://{STORE}"));
+        host.set("MF_CONFIG_STORE_HOST", "true");
+        host.set("MF_ROLE", "sender");
+        host
+    }
+
+    /// The release that pip installs, first on the linker's path.
+    fn wheel(&mut self) {
+        self.memfabric(
+            &format!("{WHEEL}/lib"),
+            &published::Library::SYMBOLS,
+            "unsigned smem_get_abi_version(void) { return 0x00010003; }",
+        );
+        self.file(
+            &format!("{WHEEL}/VERSION"),
+            "mf version info:\nmf version: 1.3.0\n",
+        );
+        self.set("LD_LIBRARY_PATH", &format!("{WHEEL}/lib:{CANN}/lib64"));
     }
 
     fn at(&self, path: &str) -> PathBuf {
@@ -772,42 +818,30 @@ fn every_missing_symbol_is_named() {
 }
 
 #[test]
-fn the_published_release_is_recognised() {
+fn the_published_release_is_recognised_and_told_how_to_be_used() {
     let mut host = Host::atlas();
-    let wheel = format!("{SITE}/memfabric_hybrid");
-    let published: Vec<_> = Library::SYMBOLS
-        .into_iter()
-        .filter(|name| {
-            !["rpc_port", "batch_copy", "status_query"]
-                .iter()
-                .any(|end| name.ends_with(end))
-        })
-        .collect();
-    assert_eq!(published.len(), 10);
-    let version = "unsigned smem_get_abi_version(void) { return 0x00010003; }";
-    host.memfabric(&format!("{wheel}/lib"), &published, version);
-    host.file(
-        &format!("{wheel}/VERSION"),
-        "mf version info:\nmf version: 1.3.0\n",
-    );
-    host.set("LD_LIBRARY_PATH", &format!("{wheel}/lib:{CANN}/lib64"));
+    host.wheel();
     let diagnosis = host.doctor(&[]);
     assert_eq!(diagnosis.status, 2);
     has(
         &diagnosis.only("symbols"),
         &[
-            "missing smem_trans_get_rpc_port, smem_trans_batch_copy, smem_trans_batch_status_query",
-            "the published memfabric-hybrid 1.3.0, an older, incompatible revision",
-            "pip install --force-reinstall \"$MEMFABRIC_WHEEL\"",
+            "problem: missing smem_trans_get_rpc_port, smem_trans_batch_copy, smem_trans_batch_status_query",
+            "the published memfabric-hybrid 1.3.0, whose transfers are synchronous",
+            "all 13 of the generation with asynchronous batches, or MF_ABI=v1 for this one",
+            "; export MF_ABI=v1",
         ],
     );
     has(&diagnosis.only("abi version"), &["1.3 (0x00010003)"]);
+    for check in ["MF_ABI", "MF_ROLE", "config store", "driver version"] {
+        assert!(diagnosis.of(check).is_empty(), "{check} without opt-in");
+    }
 
-    // Without the file that says so, what it exports tells.
-    host.remove(&format!("{wheel}/VERSION"));
+    // Without the file that says so, its code tells.
+    host.remove(&format!("{WHEEL}/VERSION"));
     has(
         &host.doctor(&[]).only("symbols"),
-        &["the published memfabric-hybrid 1.3, an older"],
+        &["the published memfabric-hybrid 1.3, whose"],
     );
 }
 
@@ -906,6 +940,401 @@ fn cache(entries: &[(&str, &str)]) -> Vec<u8> {
     }
     table.extend(strings);
     table
+}
+
+// The published library.
+
+#[test]
+fn a_host_with_the_published_library_lacks_nothing_but_the_store_that_it_hosts() {
+    let host = Host::published();
+    let diagnosis = host.doctor(&[]);
+    assert_eq!(diagnosis.status, 1, "{:#}", diagnosis.json);
+    let not_ok: Vec<_> = diagnosis
+        .findings()
+        .filter(|finding| finding["level"] != "ok")
+        .map(|finding| finding["check"].as_str().expect("a name"))
+        .collect();
+    assert_eq!(not_ok, ["config store"], "{:#}", diagnosis.json);
+    has(
+        &diagnosis.only("symbols"),
+        &["ok: all 15 of the published generation"],
+    );
+    has(
+        &diagnosis.only("MF_ABI"),
+        &["ok: v1, from the environment: the published 1.x library"],
+    );
+    for (check, text) in [
+        (
+            "MF_ROLE",
+            "ok: sender, whose peers must be receivers, from the environment",
+        ),
+        ("MF_NIC", "ok: the library's choice, the default"),
+        ("MF_VISIBILITY_PATIENCE", "ok: 250 ms, the default"),
+        ("MF_CONFIG_STORE_HOST", "ok: true, from the environment"),
+        (
+            "driver version",
+            "ok: V100R001C23SPC006B220 in /usr/local/Ascend/driver/version.info",
+        ),
+        ("ASCEND_HOME_PATH", &format!("ok: {CANN}")),
+    ] {
+        has(&diagnosis.only(check), &[text]);
+    }
+}
+
+#[test]
+fn each_generation_of_the_library_is_told_from_the_other() {
+    // The other one, asked for as if it were the published.
+    let mut host = Host::published();
+    host.set("LD_LIBRARY_PATH", &format!("{MEMFABRIC}:{CANN}/lib64"));
+    let other = |host: &Host| {
+        let diagnosis = host.doctor(&[]);
+        assert_eq!(diagnosis.status, 2);
+        diagnosis.only("symbols")
+    };
+    has(
+        &other(&host),
+        &[
+            "problem: missing smem_trans_batch_write, smem_trans_batch_read",
+            "this is the generation with asynchronous batches",
+            "all 15 of the published generation; unset MF_ABI",
+        ],
+    );
+    // One that has all of both is not the published one either.
+    let both: Vec<_> = Library::SYMBOLS
+        .into_iter()
+        .chain(published::Library::SYMBOLS)
+        .collect::<std::collections::BTreeSet<_>>()
+        .into_iter()
+        .collect();
+    host.memfabric(MEMFABRIC, &both, "");
+    has(
+        &other(&host),
+        &["problem: has smem_trans_batch_copy: this is the generation with asynchronous batches"],
+    );
+    // Nor is one between the two.
+    let between: Vec<_> = published::Library::SYMBOLS
+        .into_iter()
+        .chain(["smem_trans_batch_copy"])
+        .collect();
+    host.memfabric(MEMFABRIC, &between, "");
+    has(
+        &other(&host),
+        &["problem: has smem_trans_batch_copy: not the published memfabric-hybrid"],
+    );
+    host.memfabric(MEMFABRIC, &both, "");
+    // The key is what is to be taken out where it is the key that asks.
+    host.unset("MF_ABI");
+    host.file(
+        "/etc/tent.json",
+        r#"{"transports":{"memfabric":{"enable":true,"abi":"v1"}}}"#,
+    );
+    has(
+        &other(&host),
+        &["jq 'del(.transports.memfabric.abi)' /etc/tent.json"],
+    );
+    has(
+        &host.doctor(&[]).only("MF_ABI"),
+        &["ok: v1, from transports/memfabric/abi"],
+    );
+
+    for missing in published::Library::SYMBOLS {
+        let there: Vec<_> = published::Library::SYMBOLS
+            .into_iter()
+            .filter(|name| *name != missing)
+            .collect();
+        host.memfabric(MEMFABRIC, &there, "");
+        has(
+            &other(&host),
+            &[
+                &format!("problem: missing {missing}: not the published"),
+                "all 15",
+                "pip install --force-reinstall memfabric-hybrid==1.3.0",
+            ],
+        );
+    }
+    host.remove(&format!("{MEMFABRIC}/libmf_smem.so"));
+    has(
+        &host.doctor(&[]).only("library"),
+        &["pip install memfabric-hybrid==1.3.0"],
+    );
+}
+
+#[test]
+fn the_published_librarys_settings_are_judged_as_the_transport_judges_them() {
+    for (variable, wrong, parts) in [
+        (
+            "MF_ABI",
+            "v2",
+            ["MF_ABI is 'v2', must be ", "export MF_ABI=v1"],
+        ),
+        (
+            "MF_ABI",
+            "",
+            ["MF_ABI is '', must be ", "v1 for the published 1.x library"],
+        ),
+        (
+            "MF_CONFIG_STORE_URL",
+            "tcp://localhost:12000",
+            [
+                "MF_CONFIG_STORE_URL is 'tcp://localhost:12000', must be tcp://ip:port",
+                "export MF_CONFIG_STORE_URL=tcp://",
+            ],
+        ),
+        (
+            "MF_CONFIG_STORE_HOST",
+            "1",
+            [
+                "MF_CONFIG_STORE_HOST is '1', must be true",
+                "export MF_CONFIG_STORE_HOST=true",
+            ],
+        ),
+        (
+            "MF_ROLE",
+            "both",
+            [
+                "MF_ROLE is 'both', must be sender or receiver",
+                "export MF_ROLE=",
+            ],
+        ),
+        (
+            "MF_NIC",
+            "eth0",
+            ["MF_NIC is 'eth0', must be tcp://ip:port", "unset MF_NIC"],
+        ),
+        (
+            "MF_VISIBILITY_PATIENCE",
+            "10001",
+            [
+                "MF_VISIBILITY_PATIENCE is '10001', must be a whole number",
+                "export MF_VISIBILITY_PATIENCE=250",
+            ],
+        ),
+    ] {
+        let mut host = Host::published();
+        host.set(variable, wrong);
+        let diagnosis = host.doctor(&[]);
+        assert_eq!(diagnosis.status, 2, "{variable}");
+        let text = diagnosis.only(variable);
+        has(&text, &["problem: ", parts[0], parts[1]]);
+        // One wrong value is told once.
+        let named = diagnosis
+            .findings()
+            .filter(|finding| finding["level"] == "problem")
+            .filter(|finding| finding["found"].to_string().contains(parts[0]))
+            .count();
+        assert_eq!(named, 1, "{variable}: {:#}", diagnosis.json);
+    }
+    for variable in ["MF_CONFIG_STORE_URL", "MF_ROLE"] {
+        let mut host = Host::published();
+        host.unset(variable);
+        has(
+            &host.doctor(&[]).only(variable),
+            &[&format!("problem: {variable} must be set"), "MF_ABI=v1"],
+        );
+    }
+}
+
+#[test]
+fn the_keys_of_the_published_library_are_read_where_the_environment_has_none() {
+    let mut host = Host::published();
+    for variable in [
+        "MF_ABI",
+        "MF_PROTOCOL",
+        "MF_CONFIG_STORE_URL",
+        "MF_CONFIG_STORE_HOST",
+        "MF_ROLE",
+    ] {
+        host.unset(variable);
+    }
+    host.file(
+        "/etc/tent.json",
+        r#"{"transports":{"memfabric":{"enable":true,"abi":"v1","protocol":"host_tcp",
+            "store_url":"tcp://127.0.0.1:12000","store_host":true,"role":"receiver",
+            "nic":"tcp://127.0.0.1:13000","visibility_patience_ms":40}}}"#,
+    );
+    let diagnosis = host.doctor(&[]);
+    for (check, text) in [
+        ("MF_ABI", "ok: v1, from transports/memfabric/abi"),
+        (
+            "MF_PROTOCOL",
+            "ok: host_tcp, from transports/memfabric/protocol",
+        ),
+        (
+            "MF_CONFIG_STORE_URL",
+            "ok: tcp://127.0.0.1:12000, from transports/memfabric/store_url",
+        ),
+        (
+            "MF_CONFIG_STORE_HOST",
+            "ok: true, from transports/memfabric/store_host",
+        ),
+        (
+            "MF_ROLE",
+            "ok: receiver, whose peers must be senders, from transports/memfabric/role",
+        ),
+        (
+            "MF_VISIBILITY_PATIENCE",
+            "ok: 40 ms, from transports/memfabric/visibility_patience_ms",
+        ),
+        // What host_tcp is, and does not look at.
+        (
+            "protocol fit",
+            "warning: host_tcp: the library listens on 127.0.0.1",
+        ),
+        (
+            "MF_NIC",
+            "warning: tcp://127.0.0.1:13000, from transports/memfabric/nic: not used with host_tcp",
+        ),
+        ("keys", "ok: "),
+    ] {
+        has(&diagnosis.only(check), &[text]);
+    }
+    host.file(
+        "/etc/tent.json",
+        r#"{"transports":{"memfabric":{"enable":true,"abi":1,"protocol":"host_tcp"}}}"#,
+    );
+    let diagnosis = host.doctor(&[]);
+    has(
+        &diagnosis.only("MF_ABI"),
+        &["problem: transports/memfabric/abi is 1, must be "],
+    );
+    has(
+        &diagnosis.only("MF_PROTOCOL"),
+        &[
+            "problem: ",
+            "is 'host_tcp', which only the published",
+            "MF_ABI=v1",
+        ],
+    );
+}
+
+#[test]
+fn the_store_must_answer_unless_this_process_is_to_host_it() {
+    let mut host = Host::published();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    host.set("MF_CONFIG_STORE_URL", &format!("tcp://{address}"));
+    let store = |host: &Host| host.doctor(&[]).only("config store");
+    assert_eq!(
+        store(&host),
+        format!(
+            "ok: {address} answers: somebody hosts it already; one host, this process or another; "
+        )
+    );
+    host.unset("MF_CONFIG_STORE_HOST");
+    assert_eq!(store(&host), format!("ok: {address} answers; ; "));
+
+    drop(listener);
+    has(
+        &store(&host),
+        &[
+            &format!("problem: {address} does not answer: "),
+            "MF_CONFIG_STORE_HOST=true",
+        ],
+    );
+    host.set("MF_CONFIG_STORE_HOST", "true");
+    has(
+        &store(&host),
+        &[
+            &format!("warning: {address} does not answer: "),
+            "once this process is up",
+        ],
+    );
+    // Of the range for documentation: nobody's.
+    host.set("MF_CONFIG_STORE_URL", "tcp://192.0.2.1:12000");
+    has(
+        &store(&host),
+        &[
+            "problem: 192.0.2.1:12000 ",
+            "no address of this machine",
+            "ip -brief address",
+        ],
+    );
+    // Which store is meant is not known then.
+    host.set("MF_CONFIG_STORE_URL", "tcp://192.0.2.1");
+    assert!(host.doctor(&[]).of("config store").is_empty());
+}
+
+#[test]
+fn the_memory_of_the_published_library_is_held_against_what_is_available() {
+    const CHECK: &str = "MF_HCOM_MAX_SEND_RECV_DATA_CNT";
+    let mut host = Host::published();
+    has(
+        &host.doctor(&[]).only(CHECK),
+        &["ok: unset: about 8192 MiB for each process"],
+    );
+    for (text, answer) in [
+        ("16", "ok: 16: about 16 MiB"),
+        (" +16", "ok: 16: about 16 MiB"),
+        (
+            "abc",
+            "warning: 'abc', no number above zero, so the library ignores it: about 8192 MiB",
+        ),
+        ("0", "warning: '0', no number above zero"),
+        ("", "warning: '', no number above zero"),
+        ("600000", "problem: 600000: about 600000 MiB"),
+    ] {
+        host.set(CHECK, text);
+        has(&host.doctor(&[]).only(CHECK), &[answer]);
+    }
+    host.file("/proc/meminfo", "MemAvailable:    8388607 kB\n");
+    host.set(CHECK, "8191");
+    has(&host.doctor(&[]).only(CHECK), &["ok: 8191: "]);
+    host.unset(CHECK);
+    has(
+        &host.doctor(&[]).only(CHECK),
+        &[
+            "problem: unset: about 8192 MiB",
+            "of the 8191 MiB that are available",
+            "export MF_HCOM_MAX_SEND_RECV_DATA_CNT=16",
+        ],
+    );
+}
+
+#[test]
+fn the_files_that_the_published_library_looks_for_are_named() {
+    let mut host = Host::published();
+    host.set("MF_PROTOCOL", "host_tcp");
+    for name in ["libascend_hal.so", "libra.so", "libtsdclient.so"] {
+        let path = format!("{CANN}/lib64/{name}");
+        host.remove(&path);
+        has(
+            &host.doctor(&[]).only("ASCEND_HOME_PATH"),
+            &["problem: ", CANN, &format!(" has {name}; "), "source "],
+        );
+        host.file(&path, "");
+    }
+    host.remove(&format!("{CANN}/lib64/libhccl.so"));
+    has(
+        &host.doctor(&[]).only("ASCEND_HOME_PATH"),
+        &["problem: ", "has libhccl.so or libhcomm.so"],
+    );
+    host.library("/opt/driver/libhcomm.so", "void hcomm(void) {}", &[]);
+    let paths = format!("{WHEEL}/lib:{CANN}/lib64:/opt/driver");
+    host.set("LD_LIBRARY_PATH", &paths);
+    has(&host.doctor(&[]).only("ASCEND_HOME_PATH"), &["ok: "]);
+    host.unset("ASCEND_HOME_PATH");
+    has(
+        &host.doctor(&[]).only("ASCEND_HOME_PATH"),
+        &["problem: unset", "with any protocol"],
+    );
+
+    host.file("/usr/local/Ascend/driver/version.info", "Version=25.0\n");
+    has(
+        &host.doctor(&[]).only("driver version"),
+        &["problem: /usr/local/Ascend/driver/version.info has no Innerversion"],
+    );
+    host.remove("/etc/ascend_install.info");
+    has(
+        &host.doctor(&[]).only("driver version"),
+        &["problem: /etc/ascend_install.info does not tell"],
+    );
+
+    // CANN's own library is opened without an NPU as well.
+    host.remove(&format!("{CANN}/lib64/libascendcl.so"));
+    has(
+        &host.doctor(&[]).only("cann"),
+        &["problem: libascendcl.so not found", "with any protocol"],
+    );
 }
 
 // CANN and the protocol.
@@ -1456,6 +1885,40 @@ fn headers_that_differ_are_told_field_by_field() {
     has(
         &found[0],
         &["warning: SM_NEED_RETRY is not in these headers, 1 is assumed"],
+    );
+}
+
+#[test]
+fn the_published_librarys_headers_are_held_against_its_own_declarations() {
+    let host = Host::published();
+    let mut headers = headers();
+    assert!(compare(&headers, &host).len() > 1, "the other generation's");
+    for text in headers.values_mut() {
+        *text = text
+            .replace(
+                "char url[64]; smem_tls_config tlsConfig;",
+                "smem_tls_config hcomTlsConfig;",
+            )
+            .replace(
+                "SMEMB_DATA_OP_HOST_RDMA = 2,",
+                "SMEMB_DATA_OP_HOST_RDMA = 2, SMEMB_DATA_OP_HOST_TCP = 4,",
+            )
+            .replace("smem_trans_opcode_t", "no_opcode")
+            .replace("smem_trans_batch_params_t", "no_batches")
+            .replace("#define SM_NEED_RETRY (1)\n", "");
+    }
+    let found = compare(&headers, &host);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    for text in headers.values_mut() {
+        *text = text.replace("char nic[64];", "char nic[128];");
+    }
+    has(
+        &compare(&headers, &host).join("\n"),
+        &[
+            "problem: smem_trans_config_t: 1944 bytes; 1880 bytes",
+            "problem: smem_trans_config_t.hcomTlsConfig: at offset 148; at offset 84",
+            "pip install --force-reinstall memfabric-hybrid==1.3.0",
+        ],
     );
 }
 

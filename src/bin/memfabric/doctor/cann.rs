@@ -19,13 +19,16 @@ const HOMES: [&str; 3] = [
     "/usr/local/Ascend/ascend-toolkit",
 ];
 
-/// Checks what `protocol` needs; where that is not known, as for an NPU.
+/// Checks what `protocol` needs; where that is not known, as for an NPU. The
+/// `published` library opens CANN's whatever the protocol.
 pub fn check(
     machine: &Machine<'_>,
     linker: &Linker<'_>,
     protocol: Option<Protocol>,
+    published: bool,
 ) -> Vec<Finding> {
-    let needed = protocol.is_none_or(Protocol::needs_device);
+    let device = protocol.is_none_or(Protocol::needs_device);
+    let needed = published || device;
     let found = linker.find(LIBRARY, &RunPaths::default());
     let home = home(machine, found.as_ref().ok());
     let mut findings = Vec::new();
@@ -72,15 +75,21 @@ pub fn check(
             if let Some(path) = elsewhere {
                 found += &format!("; it is in {}", path.display());
             }
+            let needs = match published {
+                true => {
+                    "CANN on the linker's path: the published library opens it with any protocol"
+                }
+                false => "CANN 9.0.0 or later on the linker's path, or MF_PROTOCOL=host_rdma",
+            };
             findings.push(
                 Finding::problem("cann", found)
-                    .needs("CANN 9.0.0 or later on the linker's path, or MF_PROTOCOL=host_rdma")
+                    .needs(needs)
                     .mend(source(machine)),
             );
         }
     }
-    findings.push(version(machine, home.as_deref(), needed));
-    findings.push(devices(machine, needed));
+    findings.push(version(machine, home.as_deref(), device));
+    findings.push(devices(machine, device));
     findings
 }
 

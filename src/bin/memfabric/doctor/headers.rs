@@ -12,8 +12,10 @@ use std::process::{Command, Output, Stdio};
 
 use goblin::elf::Elf;
 use goblin::elf::section_header::SHT_NOBITS;
-use memfabric_transport::abi;
+use memfabric_transport::config::Generation;
+use memfabric_transport::{abi, published};
 
+use super::library::wheel;
 use super::machine::Machine;
 use super::report::Finding;
 
@@ -64,7 +66,8 @@ fn field_size<T, F>(_: impl Fn(&T) -> &F) -> usize {
 }
 
 macro_rules! layout {
-    ($items:ident, $type:ident { $($field:ident),* $(,)? }) => {{
+    ($items:ident, $module:path, $type:ident { $($field:ident),* $(,)? }) => {{
+        use $module as declared;
         let name = stringify!($type);
         let mut add = |suffix: &str, expression: String, ours: usize, kind| {
             $items.push(Item {
@@ -75,31 +78,32 @@ macro_rules! layout {
                 kind,
             });
         };
-        add("", format!("sizeof({name})"), size_of::<abi::$type>(), Kind::Size);
-        add("", format!("_Alignof({name})"), align_of::<abi::$type>(), Kind::Align);
+        add("", format!("sizeof({name})"), size_of::<declared::$type>(), Kind::Size);
+        add("", format!("_Alignof({name})"), align_of::<declared::$type>(), Kind::Align);
         $(
             let field = stringify!($field);
             add(
                 concat!(".", stringify!($field)),
                 format!("__builtin_offsetof({name}, {field})"),
-                offset_of!(abi::$type, $field),
+                offset_of!(declared::$type, $field),
                 Kind::Offset,
             );
             add(
                 concat!(".", stringify!($field)),
                 format!("sizeof((({name} *)0)->{field})"),
-                field_size(|value: &abi::$type| &value.$field),
+                field_size(|value: &declared::$type| &value.$field),
                 Kind::Size,
             );
         )*
     }};
 }
 
-/// Every type and constant that `abi.rs` declares.
-fn items(need_retry: i32) -> Vec<Item> {
+/// Every type and constant that the transport declares of a generation.
+fn items(generation: Generation, need_retry: i32) -> Vec<Item> {
     let mut items = Vec::new();
     layout!(
         items,
+        abi,
         smem_tls_config {
             tlsEnable,
             caPath,
@@ -111,39 +115,61 @@ fn items(need_retry: i32) -> Vec<Item> {
             decrypterLibPath,
         }
     );
-    layout!(
-        items,
-        smem_trans_config_t {
-            role,
-            initTimeout,
-            deviceId,
-            flags,
-            dataOpType,
-            nic,
-            url,
-            tlsConfig,
+    match generation {
+        Generation::Asynchronous => {
+            layout!(
+                items,
+                abi,
+                smem_trans_config_t {
+                    role,
+                    initTimeout,
+                    deviceId,
+                    flags,
+                    dataOpType,
+                    nic,
+                    url,
+                    tlsConfig,
+                }
+            );
+            layout!(
+                items,
+                abi,
+                smem_trans_batch_params_t {
+                    destUrl,
+                    srcList,
+                    destList,
+                    sizeList,
+                    batchSize,
+                    opcode,
+                    stream,
+                    flags,
+                }
+            );
         }
-    );
-    layout!(
-        items,
-        smem_trans_batch_params_t {
-            destUrl,
-            srcList,
-            destList,
-            sizeList,
-            batchSize,
-            opcode,
-            stream,
-            flags,
-        }
-    );
+        Generation::Published => layout!(
+            items,
+            published::abi,
+            smem_trans_config_t {
+                role,
+                initTimeout,
+                deviceId,
+                flags,
+                dataOpType,
+                nic,
+                hcomTlsConfig,
+            }
+        ),
+    }
     // Enumerations are declared as u32, the handle as a pointer.
-    for (name, size) in [
+    let mut sizes = vec![
         ("smem_trans_t", size_of::<abi::smem_trans_t>()),
         ("smem_trans_role_t", size_of::<u32>()),
-        ("smem_trans_opcode_t", size_of::<u32>()),
         ("smem_bm_data_op_type", size_of::<u32>()),
-    ] {
+    ];
+    if generation == Generation::Asynchronous {
+        sizes.push(("smem_trans_opcode_t", size_of::<u32>()));
+    }
+    for (name, size) in sizes {
         items.push(Item {
             of: Some(name),
             name: name.to_owned(),
@@ -159,26 +185,39 @@ fn items(need_retry: i32) -> Vec<Item> {
         ours,
         kind,
     };
-    for (name, ours) in [
-        ("SMEM_TRANS_BOTH", abi::SMEM_TRANS_BOTH),
-        ("SMEM_TRANS_READ", abi::SMEM_TRANS_READ),
-        ("SMEM_TRANS_WRITE", abi::SMEM_TRANS_WRITE),
+    let own = match generation {
+        Generation::Asynchronous => vec![
+            ("SMEM_TRANS_BOTH", abi::SMEM_TRANS_BOTH),
+            ("SMEM_TRANS_READ", abi::SMEM_TRANS_READ),
+            ("SMEM_TRANS_WRITE", abi::SMEM_TRANS_WRITE),
+        ],
+        Generation::Published => vec![
+            ("SMEM_TRANS_SENDER", published::abi::SMEM_TRANS_SENDER),
+            ("SMEM_TRANS_RECEIVER", published::abi::SMEM_TRANS_RECEIVER),
+            (
+                "SMEMB_DATA_OP_HOST_TCP",
+                published::abi::SMEMB_DATA_OP_HOST_TCP,
+            ),
+        ],
+    };
+    let shared = [
         ("SMEMB_DATA_OP_SDMA", abi::SMEMB_DATA_OP_SDMA),
         ("SMEMB_DATA_OP_HOST_RDMA", abi::SMEMB_DATA_OP_HOST_RDMA),
         ("SMEMB_DATA_OP_DEVICE_RDMA", abi::SMEMB_DATA_OP_DEVICE_RDMA),
         ("SMEMB_DATA_OP_DEVICE_URMA", abi::SMEMB_DATA_OP_DEVICE_URMA),
         ("SMEMB_DATA_OP_DEVICE_UBOE", abi::SMEMB_DATA_OP_DEVICE_UBOE),
-    ] {
+    ];
+    for (name, ours) in own.into_iter().chain(shared) {
         items.push(constant(name, i64::from(ours), Kind::Constant));
     }
     for (code, name) in abi::CODES {
         items.push(constant(name, i64::from(code), Kind::Code));
     }
-    items.push(constant(
-        "SM_NEED_RETRY",
-        i64::from(need_retry),
-        Kind::NeedRetry,
-    ));
+    // The published one has no running batches to ask about.
+    if generation == Generation::Asynchronous {
+        let ours = i64::from(need_retry);
+        items.push(constant("SM_NEED_RETRY", ours, Kind::NeedRetry));
+    }
     items
 }
 
@@ -197,17 +236,19 @@ enum Failure {
     Object(String),
 }
 
-/// Compares; `need_retry` is the code that the transport would take for a batch
+/// Compares with what is declared of `generation`; `need_retry` is the code that the transport would take for a batch
 /// that is still running, `set_need_retry` the command that changes it.
 pub fn check(
     machine: &Machine<'_>,
     folder: &Path,
+    generation: Generation,
     need_retry: i32,
     set_need_retry: impl Fn(i64) -> String,
 ) -> Vec<Finding> {
-    let items = items(need_retry);
+    let items = items(generation, need_retry);
+    let other = format!("pip install --force-reinstall {}", wheel(generation));
     match Compiler::new(machine).and_then(|compiler| compiler.values(folder, &items)) {
-        Ok(values) => compare(&items, &values, set_need_retry),
+        Ok(values) => compare(&items, &values, &other, set_need_retry),
         Err(failure) => {
             let finding = Finding::problem(CHECK, failure.to_string());
             vec![match failure {
@@ -226,6 +267,7 @@ pub fn check(
 fn compare(
     items: &[Item],
     values: &[Option<i64>],
+    other: &str,
     set_need_retry: impl Fn(i64) -> String,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -243,7 +285,7 @@ fn compare(
                     Kind::NeedRetry => finding.mend(set_need_retry(*value)),
                     Kind::Code => Finding::warning(CHECK, finding.found.clone())
                         .needs(format!("{}, or messages name it wrongly", item.ours)),
-                    _ => finding.mend("pip install --force-reinstall \"$MEMFABRIC_WHEEL\""),
+                    _ => finding.mend(other),
                 });
             }
             None if item.kind == Kind::Code => unnamed += 1,
@@ -264,10 +306,10 @@ fn compare(
                     && (whole.is_some() || absent_types.contains(of))
                 {
                     if absent_types.insert(of) {
-                        findings.push(absent(&format!("type {of}")));
+                        findings.push(absent(&format!("type {of}"), other));
                     }
                 } else if absent_names.insert(&item.name) {
-                    findings.push(absent(&item.name));
+                    findings.push(absent(&item.name, other));
                 }
             }
         }
@@ -280,10 +322,10 @@ fn compare(
     findings
 }
 
-fn absent(name: &str) -> Finding {
+fn absent(name: &str, other: &str) -> Finding {
     Finding::problem(CHECK, format!("{name} is not in these headers"))
         .needs("the revision of MemFabric that this transport declares")
-        .mend("pip install --force-reinstall \"$MEMFABRIC_WHEEL\"")
+        .mend(other)
 }
 
 /// The system's C compiler, and a folder for its output.

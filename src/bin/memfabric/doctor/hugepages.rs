@@ -303,7 +303,7 @@ fn room(
 }
 
 /// A number of `/proc/meminfo`; sizes are in kB.
-fn meminfo(machine: &Machine<'_>, key: &str) -> Option<u64> {
+pub fn meminfo(machine: &Machine<'_>, key: &str) -> Option<u64> {
     let text = machine.text("/proc/meminfo")?;
     let value = text.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use memfabric_transport::Library;
-use memfabric_transport::config::LIBRARY;
+use memfabric_transport::config::{Generation, LIBRARY};
+use memfabric_transport::{Library, published};
 
 use super::elf::{self, Object};
 use super::linker::{Closure, Failure, Linker, Located, RunPaths};
@@ -14,18 +14,31 @@ use super::report::Finding;
 /// Exported by the emulator and by nobody else.
 const EMULATOR: &str = "mf_emu_version";
 const VERSION: &str = "smem_get_abi_version";
-/// What the release 1.3.0 does not export, and what it calls itself.
-const NOT_IN_1_3: [&str; 3] = [
-    "smem_trans_get_rpc_port",
-    "smem_trans_batch_copy",
-    "smem_trans_batch_status_query",
-];
-const ABI_1_3: u32 = 0x0001_0003;
+/// What the published library does not export: a library that has it is of the
+/// other generation, whatever else it has.
+const ASYNCHRONOUS: &str = "smem_trans_batch_copy";
 /// Where the wheel keeps the library, in site-packages.
 const IN_SITE_PACKAGES: &str = "memfabric_hybrid/lib";
 
-/// Checks the library, `given` or the one that the dynamic linker would take.
-pub fn check(machine: &Machine<'_>, linker: &Linker<'_>, given: Option<&Path>) -> Vec<Finding> {
+/// What pip is to install for a generation.
+pub fn wheel(generation: Generation) -> &'static str {
+    match generation {
+        // Not published: the file that came with it.
+        Generation::Asynchronous => "\"$MEMFABRIC_WHEEL\"",
+        Generation::Published => "memfabric-hybrid==1.3.0",
+    }
+}
+
+/// Checks the library, `given` or the one that the dynamic linker would take, as
+/// one of the generation `wanted`; `unset` is the command that asks for the other
+/// one than the published.
+pub fn check(
+    machine: &Machine<'_>,
+    linker: &Linker<'_>,
+    given: Option<&Path>,
+    wanted: Generation,
+    unset: &str,
+) -> Vec<Finding> {
     let installed = installed(machine);
     let run_paths = engine_run_paths(machine, linker);
     let name = given.map_or_else(
@@ -38,7 +51,10 @@ pub fn check(machine: &Machine<'_>, linker: &Linker<'_>, given: Option<&Path>) -
     );
     let top = match linker.find(&name, &run_paths) {
         Ok(top) => top,
-        Err(failure) => return vec![absent(linker, &name, &failure, &installed, given.is_some())],
+        Err(failure) => {
+            let given = given.is_some();
+            return vec![absent(linker, &name, &failure, &installed, given, wanted)];
+        }
     };
     let path = top.path.clone();
     let mut findings = vec![file(machine, &top)];
@@ -49,7 +65,8 @@ pub fn check(machine: &Machine<'_>, linker: &Linker<'_>, given: Option<&Path>) -
     let object = &closure.loaded[0].object;
     let bytes = machine.read(&path).unwrap_or_default();
     let version = elf::constant(&bytes, VERSION);
-    findings.push(symbols(machine, &path, object, version, &installed));
+    let release = release(machine, &path, version);
+    findings.push(symbols(machine, object, release, wanted, &installed, unset));
     findings.push(abi_version(object, version));
     findings
 }
@@ -94,6 +111,7 @@ fn absent(
     failure: &Failure,
     installed: &[PathBuf],
     given: bool,
+    wanted: Generation,
 ) -> Finding {
     let mut found = match failure {
         Failure::NotFound { .. } => format!("{name} {failure}"),
@@ -117,7 +135,7 @@ fn absent(
             folder.join(LIBRARY).display()
         ))
         .mend(export(folder)),
-        None => finding(found).mend("pip install \"$MEMFABRIC_WHEEL\"").mend(
+        None => finding(found).mend(format!("pip install {}", wheel(wanted))).mend(
             "export LD_LIBRARY_PATH=$(python3 -c 'import site; print(site.getsitepackages()[0])')/memfabric_hybrid/lib:$LD_LIBRARY_PATH",
         ),
     }
@@ -203,57 +221,95 @@ fn undefined(closure: &Closure) -> Finding {
 
 fn symbols(
     machine: &Machine<'_>,
-    path: &Path,
     object: &Object,
-    version: Option<u32>,
+    release: String,
+    wanted: Generation,
     installed: &[PathBuf],
+    unset: &str,
 ) -> Finding {
     const CHECK: &str = "symbols";
-    let needed = || format!("all {}", Library::SYMBOLS.len());
-    let missing = missing_symbols(object);
-    if missing.is_empty() {
-        return Finding::ok(CHECK, needed());
+    let all = |generation| match generation {
+        Generation::Asynchronous => format!(
+            "all {} of the generation with asynchronous batches",
+            Library::SYMBOLS.len()
+        ),
+        Generation::Published => format!(
+            "all {} of the published generation",
+            published::Library::SYMBOLS.len()
+        ),
+    };
+    let is = generation(object);
+    if is == Some(wanted) {
+        return Finding::ok(CHECK, all(wanted));
     }
-    let mut found = format!("missing {}", missing.join(", "));
-    let release = release(machine, path);
-    // What it exports decides, its VERSION file may be another's.
-    let is_1_3 = version == Some(ABI_1_3) && missing.iter().all(|name| NOT_IN_1_3.contains(name));
-    if is_1_3 || release.as_deref() == Some("1.3.0") {
-        let release = release.unwrap_or_else(|| "1.3".to_owned());
-        found += &format!(
-            ": this is the published memfabric-hybrid {release}, an older, incompatible revision whose transfers are synchronous"
-        );
-    } else if missing.len() == Library::SYMBOLS.len() {
-        found += ": this is no MemFabric library";
-    } else {
-        found += ": an older, incompatible revision of MemFabric";
-    }
-    let finding = Finding::problem(CHECK, found).needs(needed());
+    let missing = missing_symbols(object, wanted);
+    let mut found = match missing.is_empty() {
+        true => format!("has {ASYNCHRONOUS}"),
+        false => format!("missing {}", missing.join(", ")),
+    };
+    found += &match (wanted, is) {
+        (_, Some(Generation::Published)) => format!(
+            ": this is the published memfabric-hybrid {release}, whose transfers are synchronous: it is used with MF_ABI=v1 only"
+        ),
+        (_, Some(Generation::Asynchronous)) => {
+            ": this is the generation with asynchronous batches, not the published one that is asked for".to_owned()
+        }
+        (Generation::Published, None) => ": not the published memfabric-hybrid".to_owned(),
+        (Generation::Asynchronous, None) if missing.len() == Library::SYMBOLS.len() => {
+            ": this is no MemFabric library".to_owned()
+        }
+        (Generation::Asynchronous, None) => {
+            ": an older, incompatible revision of MemFabric".to_owned()
+        }
+    };
+    let needed = match is {
+        Some(Generation::Published) => format!("{}, or MF_ABI=v1 for this one", all(wanted)),
+        _ => all(wanted),
+    };
+    let finding = Finding::problem(CHECK, found).needs(needed);
     let better = installed.iter().find(|folder| {
         let bytes = machine.read(&folder.join(LIBRARY)).unwrap_or_default();
-        Object::parse(&bytes).is_ok_and(|object| missing_symbols(&object).is_empty())
+        Object::parse(&bytes).is_ok_and(|object| generation(&object) == Some(wanted))
     });
-    match better {
-        Some(folder) => finding.mend(export(folder)),
-        None => finding.mend("pip install --force-reinstall \"$MEMFABRIC_WHEEL\""),
+    match (better, is) {
+        (Some(folder), _) => finding.mend(export(folder)),
+        (None, Some(Generation::Published)) => finding.mend("export MF_ABI=v1"),
+        (None, Some(Generation::Asynchronous)) => finding.mend(unset),
+        (None, None) => finding.mend(format!("pip install --force-reinstall {}", wheel(wanted))),
     }
 }
 
-fn missing_symbols(object: &Object) -> Vec<&'static str> {
-    Library::SYMBOLS
+/// Which one it is, by what it exports.
+fn generation(object: &Object) -> Option<Generation> {
+    let whole = |generation| missing_symbols(object, generation).is_empty();
+    [Generation::Asynchronous, Generation::Published]
         .into_iter()
-        .filter(|symbol| !object.exports(symbol))
-        .collect()
+        .find(|generation| whole(*generation))
+        .filter(|is| *is == Generation::Asynchronous || !object.exports(ASYNCHRONOUS))
 }
 
-/// What the VERSION file of the wheel says, one folder above the library.
-fn release(machine: &Machine<'_>, path: &Path) -> Option<String> {
-    let real = machine.real(path).ok()?;
-    let text = machine.text(real.parent()?.parent()?.join("VERSION"))?;
-    let version = text
-        .lines()
-        .find_map(|line| line.strip_prefix("mf version:"))?;
-    Some(version.trim().to_owned())
+fn missing_symbols(object: &Object, generation: Generation) -> Vec<&'static str> {
+    let symbols = match generation {
+        Generation::Asynchronous => &Library::SYMBOLS[..],
+        Generation::Published => &published::Library::SYMBOLS[..],
+    };
+    let missing = symbols.iter().filter(|symbol| !object.exports(symbol));
+    missing.copied().collect()
+}
+
+/// The release: what the VERSION file of the wheel says, one folder above the
+/// library, else what its code does.
+fn release(machine: &Machine<'_>, path: &Path, version: Option<u32>) -> String {
+    let file = || {
+        let real = machine.real(path).ok()?;
+        let text = machine.text(real.parent()?.parent()?.join("VERSION"))?;
+        let version = text
+            .lines()
+            .find_map(|line| line.strip_prefix("mf version:"))?;
+        Some(version.trim().to_owned())
+    };
+    let told = || version.map(|version| format!("{}.{}", version >> 16, version & 0xffff));
+    file().or_else(told).unwrap_or_else(|| "1.x".to_owned())
 }
 
 fn abi_version(object: &Object, version: Option<u32>) -> Finding {

@@ -8,6 +8,7 @@ mod hugepages;
 mod library;
 mod linker;
 mod machine;
+mod published;
 mod python;
 mod report;
 mod settings;
@@ -19,6 +20,7 @@ use std::process::{Command, ExitCode};
 use conf::Conf;
 use linker::Linker;
 use machine::Machine;
+use memfabric_transport::config::{Generation, Value};
 use memfabric_transport::{Config, abi};
 use report::{Finding, Report};
 
@@ -100,13 +102,23 @@ pub fn run(args: Args) -> ExitCode {
 fn examine(machine: &Machine<'_>, args: &Args) -> Vec<Finding> {
     let conf = Conf::load(machine);
     let tent = conf.as_ref().map(Conf::settings).unwrap_or_default();
-    let protocol = settings::protocol(machine, &tent).ok();
+    // Where that is no usable setting, for what it would be without.
+    let generation = settings::generation(machine, &tent).unwrap_or_default();
+    let published = generation == Generation::Published;
+    let protocol = settings::protocol(machine, &tent, generation).ok();
     let linker = Linker::new(machine);
 
-    let mut findings = library::check(machine, &linker, args.library.as_deref());
+    let unset = match &conf {
+        Ok(conf) if tent.abi != Value::Absent && machine.variable("MF_ABI").is_none() => {
+            conf.edit("del(.transports.memfabric.abi)")
+        }
+        _ => "unset MF_ABI".to_owned(),
+    };
+    let given = args.library.as_deref();
+    let mut findings = library::check(machine, &linker, given, generation, &unset);
     if let Some(folder) = &args.headers {
-        let need_retry = settings::need_retry(&tent).unwrap_or(abi::SM_NEED_RETRY);
-        findings.extend(headers::check(machine, folder, need_retry, |code| {
+        let need_retry = settings::need_retry(machine, &tent).unwrap_or(abi::SM_NEED_RETRY);
+        findings.extend(headers::check(machine, folder, generation, need_retry, |code| {
             match &conf {
                 Ok(conf) => conf.edit(&format!(".transports.memfabric.need_retry_code = {code}")),
                 Err(_) => format!(
@@ -115,8 +127,14 @@ fn examine(machine: &Machine<'_>, args: &Args) -> Vec<Finding> {
             }
         }));
     }
-    findings.extend(cann::check(machine, &linker, protocol));
+    findings.extend(cann::check(machine, &linker, protocol, published));
+    if published {
+        findings.extend(published::files(machine, &linker));
+    }
     findings.extend(settings::check(machine, &tent));
+    if published {
+        findings.extend(published::check(machine, &tent, protocol));
+    }
     findings.extend(conf::engine(machine));
     match conf {
         Ok(conf) => findings.extend(conf.check()),

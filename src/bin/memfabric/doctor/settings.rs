@@ -1,9 +1,9 @@
-//! `MF_PROTOCOL` and `MF_TRANSFER_TIMEOUT`, judged by the transport itself.
+//! What the transport is told, judged by the transport itself.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use memfabric_transport::config::{DEFAULT_TIMEOUT_MS, TentSettings, Value};
-use memfabric_transport::{Config, Error, Protocol};
+use memfabric_transport::config::{DEFAULT_TIMEOUT_MS, Generation, TentSettings, Value};
+use memfabric_transport::{Config, Error, Protocol, published};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;
@@ -13,54 +13,105 @@ use super::cann;
 use super::machine::Machine;
 use super::report::Finding;
 
+const ABI: &str = "MF_ABI";
 const PROTOCOL: &str = "MF_PROTOCOL";
 const TIMEOUT: &str = "MF_TRANSFER_TIMEOUT";
+/// The value that asks for the published library.
+const V1: &str = "v1";
 
-/// The protocol that the transport would use; None if it would refuse.
-pub fn protocol(machine: &Machine<'_>, tent: &TentSettings) -> Result<Protocol, Error> {
-    let (config, _) = resolve(
-        |name| machine.variable(name).filter(|_| name == PROTOCOL),
-        tent,
-        |tent| {
-            tent.need_retry_code = Value::Absent;
-        },
-    );
+/// Which revision of the library the transport would use.
+pub fn generation(machine: &Machine<'_>, tent: &TentSettings) -> Result<Generation, Error> {
+    let (config, _) = resolve(machine, ABI, |asked| asked.abi = tent.abi.clone());
+    config.map(|config| match config.published {
+        Some(_) => Generation::Published,
+        None => Generation::Asynchronous,
+    })
+}
+
+/// The protocol that the transport would use with this revision.
+pub fn protocol(
+    machine: &Machine<'_>,
+    tent: &TentSettings,
+    generation: Generation,
+) -> Result<Protocol, Error> {
+    let (config, _) = resolve(machine, PROTOCOL, |asked| {
+        asked.protocol = tent.protocol.clone();
+        asked.abi = abi(generation);
+    });
     config.map(|config| config.protocol)
 }
 
 /// What a query must answer for a batch that is still running, by the
 /// transport's reading of the configuration.
-pub fn need_retry(tent: &TentSettings) -> Result<i32, Error> {
-    let (config, _) = resolve(|_| None, tent, |tent| tent.protocol = any_protocol());
+pub fn need_retry(machine: &Machine<'_>, tent: &TentSettings) -> Result<i32, Error> {
+    let (config, _) = resolve(machine, "", |asked| {
+        asked.need_retry_code = tent.need_retry_code.clone();
+    });
     config.map(|config| config.need_retry)
 }
 
-/// Checks the settings.
+/// What the published library would be told, if of its settings only the one that
+/// `field` finds and `variable` names is the machine's.
+pub fn published(
+    machine: &Machine<'_>,
+    tent: &TentSettings,
+    variable: &'static str,
+    field: fn(&mut published::TentSettings) -> &mut Value,
+) -> Result<Option<published::Settings>, Error> {
+    let (config, _) = resolve(machine, variable, |asked| {
+        asked.abi = abi(Generation::Published);
+        *field(&mut asked.published) = field(&mut tent.published.clone()).clone();
+    });
+    config.map(|config| config.published)
+}
+
+/// Checks the settings that both revisions have.
 pub fn check(machine: &Machine<'_>, tent: &TentSettings) -> Vec<Finding> {
     let mut findings = Vec::new();
-    match protocol(machine, tent) {
+    let generation = generation(machine, tent);
+    match &generation {
+        Err(error) => findings.push(
+            Finding::problem(ABI, error.to_string())
+                .needs("v1 for the published 1.x library, or nothing")
+                .mend(format!("export {ABI}={V1}")),
+        ),
+        Ok(Generation::Published) => {
+            let origin = origin(machine, ABI, "abi");
+            findings.push(Finding::ok(
+                ABI,
+                format!("{V1}, {origin}: the published 1.x library"),
+            ));
+        }
+        Ok(Generation::Asynchronous) => {}
+    }
+    match protocol(machine, tent, generation.unwrap_or_default()) {
         Err(error) => findings.push(
             Finding::problem(PROTOCOL, error.to_string())
                 .needs(format!("one of {}", Protocol::names()))
                 .mend("export MF_PROTOCOL=device_rdma"),
         ),
         Ok(protocol) => {
-            let origin = match machine.variable(PROTOCOL) {
-                Some(_) => "from the environment",
-                None => "from transports/memfabric/protocol",
-            };
+            let origin = origin(machine, PROTOCOL, "protocol");
             findings.push(Finding::ok(PROTOCOL, format!("{protocol}, {origin}")));
             findings.push(fit(machine, protocol));
         }
     }
     findings.push(timeout(machine, tent));
-    if let Err(error) = need_retry(tent) {
+    if let Err(error) = need_retry(machine, tent) {
         findings.push(
             Finding::problem("need_retry_code", error.to_string())
                 .needs("absent, or the code of a pending batch"),
         );
     }
     findings
+}
+
+/// Where a setting that is there comes from.
+pub fn origin(machine: &Machine<'_>, variable: &str, key: &str) -> String {
+    match machine.variable(variable) {
+        Some(_) => "from the environment".to_owned(),
+        None => format!("from transports/memfabric/{key}"),
+    }
 }
 
 /// Whether the machine has what the protocol moves data over.
@@ -75,6 +126,13 @@ fn fit(machine: &Machine<'_>, protocol: Protocol) -> Finding {
         } else {
             Finding::ok(CHECK, format!("{protocol} with {count} NPUs"))
         };
+    }
+    if protocol == Protocol::HostTcp {
+        return Finding::warning(
+            CHECK,
+            format!("{protocol}: the library listens on 127.0.0.1, whatever the settings say"),
+        )
+        .needs("a protocol for a fabric, unless this is a trial within one machine");
     }
     const CARDS: &str = "/sys/class/infiniband";
     let cards = machine.list(CARDS);
@@ -92,10 +150,8 @@ fn fit(machine: &Machine<'_>, protocol: Protocol) -> Finding {
 }
 
 fn timeout(machine: &Machine<'_>, tent: &TentSettings) -> Finding {
-    let variable = |name: &str| machine.variable(name).filter(|_| name == TIMEOUT);
-    let (config, warnings) = resolve(variable, tent, |tent| {
-        tent.protocol = any_protocol();
-        tent.need_retry_code = Value::Absent;
+    let (config, warnings) = resolve(machine, TIMEOUT, |asked| {
+        asked.transfer_timeout_ms = tent.transfer_timeout_ms.clone();
     });
     if let [warning, ..] = warnings.as_slice() {
         return Finding::warning(TIMEOUT, warning)
@@ -116,23 +172,34 @@ fn timeout(machine: &Machine<'_>, tent: &TentSettings) -> Finding {
     }
 }
 
-fn any_protocol() -> Value {
-    Value::Text(Protocol::ALL[0].name().to_owned())
+fn abi(generation: Generation) -> Value {
+    match generation {
+        Generation::Asynchronous => Value::Absent,
+        Generation::Published => Value::Text(V1.to_owned()),
+    }
 }
 
-/// Runs the transport's own rules over settings of which `adjust` makes good all
-/// but the one that is asked about, and catches what it would log.
+/// Runs the transport's own rules over settings that are all usable, but for the
+/// one that `ask` replaces and `variable` names; and catches what it would log.
 fn resolve(
-    environment: impl Fn(&str) -> Option<String>,
-    tent: &TentSettings,
-    adjust: impl Fn(&mut TentSettings),
+    machine: &Machine<'_>,
+    variable: &str,
+    ask: impl FnOnce(&mut TentSettings),
 ) -> (Result<Config, Error>, Vec<String>) {
+    let text = |text: &str| Value::Text(text.to_owned());
     let mut tent = TentSettings {
+        protocol: text(Protocol::ALL[0].name()),
+        published: published::TentSettings {
+            store_url: text("tcp://127.0.0.1:12000"),
+            role: text(published::Role::Sender.name()),
+            ..published::TentSettings::default()
+        },
         // The engine tells its address at run time.
         rpc_server_addr: "127.0.0.1".to_owned(),
-        ..tent.clone()
+        ..TentSettings::default()
     };
-    adjust(&mut tent);
+    ask(&mut tent);
+    let environment = |name: &str| machine.variable(name).filter(|_| name == variable);
     let caught = Caught::default();
     let subscriber = tracing_subscriber::registry().with(caught.clone());
     let config =
