@@ -342,6 +342,18 @@ mod tests {
         }
     }
 
+    /// With what the published library needs beyond being asked for.
+    fn published() -> TentSettings {
+        TentSettings {
+            published: published::TentSettings {
+                store_url: Value::Text("tcp://10.0.0.5:12000".to_owned()),
+                role: Value::Text("sender".to_owned()),
+                ..published::TentSettings::default()
+            },
+            ..tent()
+        }
+    }
+
     fn with(variables: &[(&str, &str)], tent: &TentSettings) -> Result<Config, Error> {
         Config::resolve(
             |name| {
@@ -411,6 +423,92 @@ mod tests {
             let text = with(&[], &key).expect_err("no string").to_string();
             assert!(text.contains(PROTOCOL_KEY), "{text}");
             assert!(text.contains(&value.to_string()), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_abi_is_v1_or_refused_by_name_and_value() {
+        for value in ["", "v2", "V1", "v1 ", "1", "1.3"] {
+            let variables = [("MF_PROTOCOL", "host_rdma"), ("MF_ABI", value)];
+            let error = with(&variables, &published()).expect_err(value);
+            assert_eq!(error.status(), Status::InvalidArgument);
+            let text = error.to_string();
+            let begin = format!("MF_ABI is '{value}', must be \"v1\"");
+            assert!(text.starts_with(&begin), "{text}");
+        }
+        for (value, told) in [
+            (Value::Text("v2".to_owned()), "'v2'"),
+            (Value::Integer(1), "1"),
+            (Value::Other("true".to_owned()), "true"),
+        ] {
+            let key = TentSettings {
+                abi: value,
+                ..published()
+            };
+            let text = with(&[("MF_PROTOCOL", "host_rdma")], &key)
+                .expect_err(told)
+                .to_string();
+            let begin = format!("{ABI_KEY} is {told}, must be \"v1\"");
+            assert!(text.starts_with(&begin), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_published_library_is_asked_for_by_variable_or_key_and_never_by_chance() {
+        let variables = [("MF_PROTOCOL", "host_rdma")];
+        let config = with(&variables, &published()).expect("valid");
+        assert_eq!(config.published, None, "its other settings do not ask");
+        let by_key = TentSettings {
+            abi: Value::Text("v1".to_owned()),
+            ..published()
+        };
+        let by_variable = [("MF_PROTOCOL", "host_rdma"), ("MF_ABI", "v1")];
+        for (variables, tent) in [(&variables[..], &by_key), (&by_variable, &published())] {
+            let config = with(variables, tent).expect("valid");
+            let settings = config.published.expect("asked for");
+            assert_eq!(settings.role, published::Role::Sender);
+        }
+        // What it needs is demanded only then.
+        with(&variables, &tent()).expect("nothing of it is needed");
+        let text = with(&by_variable, &tent())
+            .expect_err("no store")
+            .to_string();
+        assert!(
+            text.starts_with("MF_CONFIG_STORE_URL must be set"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn host_tcp_is_the_published_librarys_alone() {
+        let key = TentSettings {
+            protocol: Value::Text("host_tcp".to_owned()),
+            ..published()
+        };
+        for (variables, tent, name) in [
+            (
+                &[("MF_PROTOCOL", "host_tcp")][..],
+                &published(),
+                "MF_PROTOCOL",
+            ),
+            (&[][..], &key, PROTOCOL_KEY),
+        ] {
+            let error = with(variables, tent).expect_err("not with the other library");
+            assert_eq!(error.status(), Status::InvalidArgument);
+            let text = error.to_string();
+            assert!(text.starts_with(&format!("{name} is 'host_tcp'")), "{text}");
+            assert!(text.contains("MF_ABI=v1"), "{text}");
+            assert!(text.contains(&Protocol::names()), "{text}");
+
+            let asked: Vec<_> = variables
+                .iter()
+                .copied()
+                .chain([("MF_ABI", "v1")])
+                .collect();
+            let config = with(&asked, tent).expect("the published library has it");
+            assert_eq!(config.protocol, Protocol::HostTcp);
+            assert_eq!(config.protocol.data_op_type(), 1 << 2);
+            assert!(!config.protocol.needs_device());
         }
     }
 
