@@ -201,6 +201,69 @@ TEST(InstallTest, UnknownProtocolInTheConfigurationNamesTheKey) {
     }
 }
 
+// Settings of the published library, each with one value that the core refuses:
+// the key that it names is the one that reached it. The library itself is never
+// opened.
+TEST(InstallTest, EachKeyOfThePublishedLibraryReachesTheCore) {
+    const std::string whole =
+        R"("protocol":"host_tcp","abi":"v1","role":"sender",)"
+        R"("store_url":"tcp://127.0.0.1:12000")";
+    struct Case {
+        // Keys that come after those above, and win over them.
+        const char* keys;
+        const char* text;
+    };
+    for (const auto& [keys, text] : {
+             Case{R"("abi":"v2")", "transports/memfabric/abi is 'v2', must be"},
+             Case{R"("abi":1)", "transports/memfabric/abi is 1, must be"},
+             Case{R"("store_url":"tcp://localhost:1")",
+                  "transports/memfabric/store_url is 'tcp://localhost:1'"},
+             Case{R"("store_host":1)", "transports/memfabric/store_host is 1"},
+             Case{R"("role":"both")", "transports/memfabric/role is 'both'"},
+             Case{R"("nic":"eth0")", "transports/memfabric/nic is 'eth0'"},
+             Case{R"("visibility_patience_ms":10001)",
+                  "transports/memfabric/visibility_patience_ms is 10001"},
+         }) {
+        SCOPED_TRACE(keys);
+        const auto answer = installInProcess(
+            R"({"transports":{"memfabric":{)" + whole + "," + keys + "}}}", {});
+        EXPECT_EQ(answer.code, Status::Code::kInvalidArgument);
+        expectText(answer.message, {text});
+    }
+}
+
+TEST(InstallTest, PublishedLibraryNeedsItsStoreAndItsRole) {
+    auto answer = installInProcess(
+        R"({"transports":{"memfabric":{"protocol":"host_tcp","abi":"v1"}}})",
+        {});
+    EXPECT_EQ(answer.code, Status::Code::kInvalidArgument);
+    expectText(answer.message, {"MF_CONFIG_STORE_URL must be set",
+                                "transports/memfabric/store_url"});
+    answer = installInProcess(
+        R"({"transports/memfabric/protocol":"host_tcp"})",
+        {{"MF_ABI", "v1"}, {"MF_CONFIG_STORE_URL", "tcp://127.0.0.1:12000"}});
+    EXPECT_EQ(answer.code, Status::Code::kInvalidArgument);
+    expectText(answer.message,
+               {"MF_ROLE must be set", "transports/memfabric/role"});
+}
+
+TEST(InstallTest, LibraryWithAsynchronousBatchesIsNotThePublishedOne) {
+    const auto answer =
+        installInProcess(R"({"transports":{"memfabric":{)"
+                         R"("protocol":"host_tcp","abi":"v1","role":"sender",)"
+                         R"("store_url":"tcp://127.0.0.1:12000"}}})",
+                         {});
+    EXPECT_EQ(answer.code, Status::Code::kDeviceNotFound);
+    expectText(answer.message, {"smem_trans_batch_write", "MF_ABI"});
+}
+
+TEST(InstallTest, HostTcpWithoutThePublishedLibraryNamesTheSettingForIt) {
+    const auto answer = installInProcess("{}", {{"MF_PROTOCOL", "host_tcp"}});
+    EXPECT_EQ(answer.code, Status::Code::kInvalidArgument);
+    expectText(answer.message,
+               {"MF_PROTOCOL is 'host_tcp'", "MF_ABI=v1", kFiveProtocols});
+}
+
 // One step of the installation that the library refuses.
 struct Refusal {
     const char* script;
