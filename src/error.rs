@@ -214,7 +214,7 @@ pub enum Error {
     },
     /// `smem_trans_create` of the published library returned NULL.
     #[error(
-        "smem_trans_create returned NULL for store {store} (unique id {unique_id}, role {role}, protocol {protocol}, device {device}): exactly one process must host the store there (MF_CONFIG_STORE_HOST=true), and be up"
+        "smem_trans_create returned NULL for store {store} (unique id {unique_id}, role {role}, protocol {protocol}, device {device}): the library's log says why; one process must be up that hosts the store (MF_CONFIG_STORE_HOST=true)"
     )]
     JoinFailed {
         /// The configuration store.
