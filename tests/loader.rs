@@ -11,8 +11,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::emulator::{Process, built, say};
-use memfabric_transport::{Error, Library, Status};
+use common::emulator::{Process, built, config_with, say};
+use memfabric_transport::{Error, Library, Status, Transport, published};
 use tempfile::TempDir;
 
 const REAL_LIBRARY: &str = "MEMFABRIC_PUBLISHED_LIBRARY";
@@ -129,6 +129,59 @@ fn all_13_symbols_resolve_without_one_being_called() {
     let loaded = Library::load(&library).expect("complete");
     let expected = fs::canonicalize(&library).expect("it exists");
     assert_eq!(loaded.path(), expected);
+}
+
+#[test]
+fn each_of_the_published_symbols_is_missed_by_name() {
+    let folder = folder();
+    for missing in published::Library::SYMBOLS {
+        let all = published::Library::SYMBOLS.into_iter();
+        let source = functions(all.filter(|name| *name != missing));
+        let library = compile(folder.path(), &format!("lib_v1_{missing}.so"), &source, &[]);
+        match published::Library::load(&library).expect_err("15 or none") {
+            Error::SymbolsMissing { missing: found, .. } => assert_eq!(found, [missing]),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn a_later_library_that_kept_the_published_symbols_is_not_taken_for_it() {
+    let folder = folder();
+    let mut names: Vec<_> = published::Library::SYMBOLS.into();
+    let library = compile(folder.path(), "old.so", &functions(names.clone()), &[]);
+    published::Library::load(&library).expect("complete");
+    names.push("smem_trans_batch_copy");
+    let library = compile(folder.path(), "both.so", &functions(names), &[]);
+    let error = published::Library::load(&library).expect_err("its functions take other arguments");
+    assert_eq!(error.status(), Status::DeviceNotFound);
+    let text = error.to_string();
+    for part in ["both.so exports smem_trans_batch_copy", "(MF_ABI) out"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn the_emulator_is_refused_where_the_published_library_is_asked_for() {
+    let config = config_with(&[
+        ("MF_PROTOCOL", "host_rdma"),
+        ("MF_ABI", "v1"),
+        ("MF_CONFIG_STORE_URL", "tcp://127.0.0.1:12000"),
+        ("MF_ROLE", "sender"),
+    ]);
+    let error = Transport::new()
+        .install(&config)
+        .expect_err("it is of the other generation");
+    assert_eq!(error.status(), Status::DeviceNotFound);
+    let text = error.to_string();
+    for part in [
+        "not the published 1.x revision",
+        "missing smem_trans_batch_write, smem_trans_batch_read",
+        "smem_create_config_store",
+        "leave transports/memfabric/abi (MF_ABI) out",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
 }
 
 #[test]
@@ -272,6 +325,7 @@ fn the_published_library_is_refused_with_all_three_missing_symbols() {
         "smem_trans_get_rpc_port, smem_trans_batch_copy, smem_trans_batch_status_query",
         "older, incompatible revision",
         "ABI version 1.3",
+        "set transports/memfabric/abi to \"v1\" (MF_ABI=v1)",
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
