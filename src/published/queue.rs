@@ -25,7 +25,7 @@ use crate::memory::Region;
 
 /// Most workers: the library has no more peers, so none waits for another's.
 const MOST_WORKERS: usize = abi::SMEM_TRANS_RANK_COUNT_MAX;
-/// How long a worker stays with nothing to do.
+/// How long a worker stays with nothing to do, where nobody says otherwise.
 const IDLE: Duration = Duration::from_secs(10);
 /// First and longest pause before a transfer is tried again.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -90,6 +90,8 @@ struct Shared<L> {
     library: L,
     /// How long a copy is tried again while the peer or its region is unknown.
     patience: Duration,
+    /// How long a worker stays with nothing to do.
+    idle: Duration,
     queues: Mutex<Queues>,
     /// Signalled when a peer is ready, and when it is closed.
     work: Condvar,
@@ -116,10 +118,16 @@ struct Queues {
 impl<L: Synchronous> Queued<L> {
     /// Starts no thread before the first submission.
     pub fn new(library: L, patience: Duration) -> Self {
+        Self::with_idle(library, patience, IDLE)
+    }
+
+    /// As [`Self::new`], with workers that stay for `idle` with nothing to do.
+    pub fn with_idle(library: L, patience: Duration, idle: Duration) -> Self {
         Self {
             shared: Arc::new(Shared {
                 library,
                 patience,
+                idle,
                 queues: Mutex::default(),
                 work: Condvar::new(),
                 closing: Condvar::new(),
@@ -143,6 +151,32 @@ impl<L: Synchronous> Queued<L> {
         self.shared.closing.notify_all();
     }
 
+    /// Puts a batch in its peer's queue; an error if nobody will ever come for it.
+    fn enqueue(&self, pieces: Pieces) -> std::io::Result<BatchId> {
+        let mut queues = self.shared.queues.lock();
+        let queues = &mut *queues;
+        let id = queues.latest + 1;
+        match queues.waiting.get_mut(&pieces.peer) {
+            // Whoever is at this peer, or will be, takes this one up as well.
+            Some(waiting) => waiting.push_back((id, pieces)),
+            None => {
+                queues.ready.push_back(pieces.peer);
+                if let Err(error) = self.call_a_worker(queues)
+                    && queues.workers == 0
+                {
+                    queues.ready.pop_back();
+                    return Err(error);
+                }
+                queues
+                    .waiting
+                    .insert(pieces.peer, VecDeque::from([(id, pieces)]));
+            }
+        }
+        queues.latest = id;
+        queues.batches.insert(id, None);
+        Ok(BatchId(id))
+    }
+
     /// Sees to it that somebody takes up the peers that are ready.
     fn call_a_worker(&self, queues: &mut Queues) -> std::io::Result<()> {
         if queues.ready.len() <= queues.idle {
@@ -152,7 +186,10 @@ impl<L: Synchronous> Queued<L> {
         if queues.workers == MOST_WORKERS {
             return Ok(());
         }
-        queues.threads.retain(|thread| !thread.is_finished());
+        for thread in queues.threads.extract_if(.., |thread| thread.is_finished()) {
+            // Joined like any other, for what the library does at a thread's end.
+            let _ = thread.join();
+        }
         let shared = Arc::clone(&self.shared);
         let thread = Builder::new()
             .name("memfabric-copy".to_owned())
@@ -191,29 +228,10 @@ impl<L: Synchronous> Backend for Queued<L> {
 
     fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
         let pieces = batch.pieces()?;
-        let mut queues = self.shared.queues.lock();
-        let queues = &mut *queues;
-        let id = queues.latest + 1;
-        match queues.waiting.get_mut(&pieces.peer) {
-            // Whoever is at this peer, or will be, takes this one up as well.
-            Some(waiting) => waiting.push_back((id, pieces)),
-            None => {
-                queues.ready.push_back(pieces.peer);
-                if let Err(error) = self.call_a_worker(queues)
-                    && queues.workers == 0
-                {
-                    queues.ready.pop_back();
-                    warn!(%error, "no thread for the library's blocking calls");
-                    return Err(abi::NO_RESOURCES);
-                }
-                queues
-                    .waiting
-                    .insert(pieces.peer, VecDeque::from([(id, pieces)]));
-            }
-        }
-        queues.latest = id;
-        queues.batches.insert(id, None);
-        Ok(BatchId(id))
+        self.enqueue(pieces).map_err(|error| {
+            warn!(%error, "no thread for the library's blocking calls");
+            abi::NO_RESOURCES
+        })
     }
 
     fn query(&self, id: BatchId) -> Query {
@@ -241,7 +259,7 @@ impl<L: Synchronous> Shared<L> {
         while !queues.closed {
             let Some(peer) = queues.ready.pop_front() else {
                 queues.idle += 1;
-                let timed_out = self.work.wait_for(&mut queues, IDLE).timed_out();
+                let timed_out = self.work.wait_for(&mut queues, self.idle).timed_out();
                 queues.idle -= 1;
                 if timed_out && queues.ready.is_empty() {
                     break;
