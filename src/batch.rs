@@ -45,13 +45,18 @@ pub struct Peer<'a> {
     pub problem: &'a str,
 }
 
+/// Most characters of a peer's name and of its problem in a message.
+const LONGEST_NAME: usize = 255;
+const LONGEST_PROBLEM: usize = 511;
+
 impl Peer<'_> {
     fn parse(&self) -> Result<Endpoint, String> {
         if !self.problem.is_empty() {
-            return Err(self.problem.to_owned());
+            // It may quote what the peer published.
+            return Err(endpoint::excerpt(self.problem, LONGEST_PROBLEM));
         }
         Endpoint::parse(self.endpoint).map_err(|problem| {
-            let published = endpoint::excerpt(self.endpoint);
+            let published = endpoint::excerpt(self.endpoint, endpoint::MAX_BYTES);
             format!("memfabric_unique_id '{published}' {problem}")
         })
     }
@@ -434,7 +439,7 @@ impl Grouping {
                     .parse()
                     .map_err(|problem| {
                         unreachable.push(Unreachable {
-                            name: peer.name.to_owned(),
+                            name: endpoint::excerpt(peer.name, LONGEST_NAME),
                             problem,
                         });
                     })

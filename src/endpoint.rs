@@ -196,15 +196,20 @@ impl Host {
     }
 }
 
-/// What a peer published, fit for one line of a log: it may be anything, of any
-/// size.
-pub(crate) fn excerpt(published: &str) -> String {
-    let shown = published.chars().take(MAX_BYTES);
-    let mut excerpt: String = shown.flat_map(char::escape_debug).collect();
-    if published.chars().nth(MAX_BYTES).is_some() {
-        excerpt.push('…');
+/// At most `limit` characters of what a peer published, fit for one line of a
+/// log: it may be anything, of any size.
+pub(crate) fn excerpt(published: &str, limit: usize) -> String {
+    let mut shown = String::new();
+    for character in published.chars().take(limit) {
+        match character {
+            '"' | '\'' => shown.push(character),
+            _ => shown.extend(character.escape_debug()),
+        }
     }
-    excerpt
+    if published.chars().nth(limit).is_some() {
+        shown.push('…');
+    }
+    shown
 }
 
 /// Whether a resolver would take `name` for an address, and for another one than
