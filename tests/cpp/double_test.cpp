@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdlib>
 #include <cstring>
+#include <random>
 
 #include "support/fixture.h"
 #include "tent/platform/npu.h"
@@ -256,6 +259,222 @@ TEST_F(DoubleTest, EndpointsThatCannotBeUsedFailWithoutAVendorCall) {
         EXPECT_EQ(batch.await(0).s, TransferStatusEnum::FAILED) << endpoint;
     }
     EXPECT_EQ(emulator.count("submit"), 0u);
+}
+
+// Hostile descriptions
+
+// Makes descriptions out of a good one.
+class Mutator {
+   public:
+    Mutator(std::string good, std::string endpoint, unsigned seed)
+        : good_(std::move(good)),
+          endpoint_(std::move(endpoint)),
+          random_(seed) {}
+
+    std::string next() {
+        json description = json::parse(good_);
+        for (size_t i = 0; i <= below(3); ++i) change(description);
+        std::string text = description.dump();
+        if (below(4) == 0) damage(text);
+        return text;
+    }
+
+   private:
+    size_t below(size_t end) { return random_() % end; }
+
+    // Any JSON value, or an endpoint that is none. Never one that could be
+    // reached.
+    json value() {
+        switch (below(15)) {
+            case 0:
+                return nullptr;
+            case 1:
+                return json::array({endpoint_});
+            case 2:
+                return json{{"endpoint", endpoint_}};
+            case 3:
+                return static_cast<int64_t>(random_()) - (1 << 30);
+            case 4:
+                return 1e300;
+            case 5:
+                return true;
+            case 6:
+                return "";
+            case 7:
+                return endpoint_ + std::string(1, '\0');
+            case 8:
+                return std::string(1, '\0') + endpoint_;
+            case 9:
+                return endpoint_ + "\nERROR forged\x1b[31m";
+            case 10:
+                return std::string(size_t{1} << (10 + below(11)), '9');
+            case 11:
+                return "[::1:5";
+            case 12:
+                return "no-such-host:1";
+            case 13:
+                return " " + endpoint_;
+            default:
+                return "\xc3\xa9\xe2\x80\xae\xf0\x9f\xa6\x80";
+        }
+    }
+
+    void change(json& description) {
+        json& detail = description["detail"];
+        json& attrs = detail["device_attrs"];
+        // An earlier change may have made it anything.
+        if (!attrs.is_object()) attrs = json::object();
+        switch (below(9)) {
+            case 0:
+                attrs.erase(kEndpointKey);
+                return;
+            case 1:
+            case 2:
+                attrs[kEndpointKey] = value();
+                return;
+            case 3:
+                attrs = below(2) == 0 ? value() : json{{"other", value()}};
+                return;
+            case 4: {
+                // Another build's numbers of transports, and no numbers.
+                json buffer = detail["buffers"][0];
+                buffer["transports"] = {-1, 99, INT32_MAX, int64_t{1} << 40};
+                buffer["transport_attrs"] = {{77, "x"}, {-3, endpoint_}};
+                if (below(2) == 0) buffer["transports"].push_back(value());
+                detail["buffers"].push_back(buffer);
+                return;
+            }
+            case 5: {
+                constexpr std::array kTypes = {"file", "memory", "disk", ""};
+                description["type"] = kTypes[below(kTypes.size())];
+                return;
+            }
+            case 6: {
+                constexpr std::array kKeys = {"name", "type", "machine_id",
+                                              "rpc_server_addr", "detail"};
+                const char* key = kKeys[below(kKeys.size())];
+                if (below(3) == 0) {
+                    description.erase(key);
+                } else {
+                    description[key] = value();
+                }
+                // So that a later change has something to change.
+                if (!description["detail"].is_object()) {
+                    description["detail"] = json{{"device_attrs", value()}};
+                }
+                return;
+            }
+            case 7:
+                detail["topology"] = value();
+                detail["transport_attrs"] = {{1, 2}};
+                return;
+            default:
+                description["name"] = value();
+        }
+    }
+
+    // Text that is no longer what the dump was; the endpoint stays whole, so
+    // that nobody is called who is not meant to be.
+    void damage(std::string& text) {
+        const size_t endpoint = text.find(endpoint_);
+        const size_t at = below(text.size());
+        if (endpoint != std::string::npos && at + 1 >= endpoint &&
+            at <= endpoint + endpoint_.size()) {
+            return;
+        }
+        switch (below(5)) {
+            case 0:
+                text.resize(at);
+                return;
+            case 1:
+                text[at] = static_cast<char>(random_());  // not UTF-8, mostly
+                return;
+            case 2:
+                text.insert(at, "\xff\xfe");
+                return;
+            case 3:
+                text.insert(at, std::string(10000, '['));
+                return;
+            default:
+                text += text;
+        }
+    }
+
+    const std::string good_;
+    const std::string endpoint_;
+    std::minstd_rand random_;
+};
+
+// Whether the description is one by which the peer can be reached.
+bool leadsTo(const std::string& text, const std::string& endpoint) {
+    try {
+        const auto segment = json::parse(text).get<SegmentDesc>();
+        return segment.type == SegmentType::Memory &&
+               endpointIn(segment) == endpoint;
+    } catch (const std::exception&) {
+        return false;
+    }
+}
+
+// More of them with MEMFABRIC_FUZZ_CASES.
+TEST_F(DoubleTest, HostileDescriptionsFailTheirOwnTasksAndNothingElse) {
+    Engine good;
+    Engine local;
+    good.installed();
+    local.installed();
+    ASSERT_TRUE(good.add(theirs.at(), theirs.size()).ok());
+    ASSERT_TRUE(local.add(theirs.at(), theirs.size()).ok());
+    const SegmentID peer = local.open(good.name);
+    const SegmentID hostile = local.open("hostile");
+    const auto description = good.segments().getLocal();
+    SegmentDesc with_buffer = *description;
+    auto& memory = std::get<MemorySegmentDesc>(with_buffer.detail);
+    memory.buffers.emplace_back();
+    memory.buffers[0].addr = reinterpret_cast<uint64_t>(theirs.at());
+    memory.buffers[0].length = kLength;
+    memory.buffers[0].transports = {MEMFABRIC};
+    memory.buffers[0].transport_attrs[MEMFABRIC] = good.endpoint();
+    Mutator mutator(json(with_buffer).dump(), good.endpoint(), 5);
+
+    const char* given = std::getenv("MEMFABRIC_FUZZ_CASES");
+    const size_t cases = given ? std::stoul(given) : 300;
+    size_t reached = 0;
+    for (size_t i = 0; i < cases && !HasFailure(); ++i) {
+        const std::string text = mutator.next();
+        SCOPED_TRACE("case " + std::to_string(i) + ": " +
+                     testing::PrintToString(text.substr(0, 2000)));
+        const bool usable = leadsTo(text, good.endpoint());
+        reached += usable ? 1 : 0;
+        tent_double::answer("hostile", text);
+        ASSERT_TRUE(local.segments().invalidateAllCacheForRemote("").ok());
+        emulator.reset();
+        LogCapture log;
+        SubBatch batch(local.transport(), 3);
+        const Status status =
+            batch.submit({to(peer), to(hostile), to(LOCAL_SEGMENT_ID)});
+        ASSERT_TRUE(status.ok()) << status;
+        EXPECT_EQ(batch.await(0).s, TransferStatusEnum::COMPLETED);
+        EXPECT_EQ(batch.await(2).s, TransferStatusEnum::COMPLETED);
+        const auto polled = batch.await(1);
+        if (usable) {
+            EXPECT_EQ(polled.s, TransferStatusEnum::COMPLETED);
+            continue;
+        }
+        EXPECT_EQ(polled.s, TransferStatusEnum::FAILED);
+        EXPECT_EQ(polled.transferred_bytes, 0u);
+        EXPECT_EQ(emulator.count("submit"), 2u)
+            << "a call for a peer like that";
+        EXPECT_EQ(log.count({"peer cannot be reached"}), 1u) << log.text();
+        for (const auto& line : log.lines()) {
+            EXPECT_LT(line.message.size(), 4096u);
+            for (const char byte : line.message) {
+                EXPECT_FALSE(static_cast<unsigned char>(byte) < ' ')
+                    << "byte " << int{byte} << " in a line of the log";
+            }
+        }
+    }
+    EXPECT_GT(reached, cases / 20) << "hardly anything was a good description";
+    EXPECT_LT(reached, cases - cases / 2) << "hardly anything was hostile";
 }
 
 TEST_F(DoubleTest, ConfigurationUnderASlashedKeyIsRead) {
