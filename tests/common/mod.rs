@@ -1,6 +1,7 @@
 //! A scripted backend and an event recorder, shared by the integration tests.
 #![allow(dead_code, missing_docs)]
 
+pub mod blocking;
 pub mod emulator;
 pub mod published;
 
