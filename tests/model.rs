@@ -16,10 +16,13 @@
 //! which prints its seed; `PROPTEST_RNG_SEED` repeats one.
 #![allow(missing_docs)]
 
+#[path = "common/blocking.rs"]
+mod blocking;
 mod model {
     pub mod allocator;
     pub mod reference;
     pub mod script;
+    pub mod twin;
     pub mod vendor;
 }
 
@@ -31,7 +34,7 @@ use memfabric_transport::{Error, Opcode, Peer, Request, SubBatch, Transport};
 use model::allocator::Poisoning;
 use model::reference::{Expected, Model};
 use model::script::{Answer, Answers, PEERS, Piece, RANGES, Script, Step, Target, Task, Verdict};
-use model::vendor::{Call, Vendor};
+use model::vendor::{Call, Kind, Vendor};
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestError, TestRunner};
 
 #[global_allocator]
@@ -99,13 +102,24 @@ impl Figures {
 
 #[test]
 fn random_sequences_are_told_what_the_reference_model_says() {
+    random_sequences(Kind::Answers);
+}
+
+/// The same over the queue of the published library's backend, whose scripted
+/// library blocks in every copy.
+#[test]
+fn random_sequences_over_blocking_copies_are_told_the_same() {
+    random_sequences(Kind::Blocks);
+}
+
+fn random_sequences(kind: Kind) {
     let config = config();
     eprintln!("{} sequences, seed {:?}", config.cases, config.rng_seed);
     let figures = std::cell::RefCell::new(Figures::default());
     let outcome = TestRunner::new(config).run(&Script::any(STEPS), |script| {
         let mut figures = figures.borrow_mut();
         figures.sequences += 1;
-        Run::default().all(&script, &mut figures)
+        Run::over(kind).all(&script, &mut figures)
     });
     let figures = figures.into_inner();
     eprintln!("{figures:#?}");
@@ -199,6 +213,13 @@ struct Run {
 }
 
 impl Run {
+    fn over(kind: Kind) -> Self {
+        Self {
+            vendor: Vendor::of(kind),
+            ..Self::default()
+        }
+    }
+
     fn all(mut self, script: &Script, figures: &mut Figures) -> Result<(), TestCaseError> {
         for (number, step) in script.0.iter().enumerate() {
             let after = |why: String| TestCaseError::fail(format!("step {number}: {why}"));
@@ -213,7 +234,10 @@ impl Run {
                 .and_then(|_| self.audit())
                 .map_err(|why| TestCaseError::fail(format!("at the end: {why}")))?;
         }
-        Ok(())
+        match self.vendor.finish() {
+            Some(why) => Err(TestCaseError::fail(format!("after the end: {why}"))),
+            None => Ok(()),
+        }
     }
 
     fn step(&mut self, step: &Step) -> Result<Outcome, String> {
@@ -248,6 +272,7 @@ impl Run {
                     .map(|piece| (piece.clone(), self.model.addresses(piece)))
                     .collect();
                 let fresh_id = self.vendor.fresh_id();
+                let verdicts = &self.vendor.possible(verdicts);
                 self.vendor.decide(verdicts);
                 let published: Vec<_> = (0..PEERS)
                     .map(|peer| self.model.peers.published(peer))
@@ -284,8 +309,14 @@ impl Run {
                 };
                 self.vendor.answer(&Answers::always(*answer));
                 let told = self.transport.poll(&self.sub_batches[of], task);
-                let expected = self.model.poll(of, task, *answer);
-                self.compare(told, expected)
+                let calls = self.vendor.calls();
+                // A library that blocks cannot give every answer at any time.
+                let given = calls.iter().find_map(|call| match call {
+                    Call::Query(_, given) => Some(*given),
+                    _ => None,
+                });
+                let expected = self.model.poll(of, task, given.unwrap_or(*answer));
+                same(told, expected, calls)
             }
             Step::Free { which } => {
                 let Some(which) = picked(*which) else {

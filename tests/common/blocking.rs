@@ -193,7 +193,7 @@ impl Copied {
             // batch's result was asked for. Where the contract is broken the memory
             // was freed to an allocator that keeps it mapped; volatile, for the
             // compiler must not reason about it.
-            unsafe { array.add(index).read_volatile() }
+            unsafe { array.wrapping_add(index).read_volatile() }
         };
         Self {
             opcode: pieces.opcode,

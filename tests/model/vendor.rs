@@ -8,6 +8,7 @@ use memfabric_transport::{Backend, BatchId, Code, CopyBatch, Endpoint, Error, Qu
 use parking_lot::Mutex;
 
 use super::script::{Answer, Answers, Verdict};
+use super::twin::{Twin, Watch};
 
 /// What the vendor was asked, in order.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,12 +40,24 @@ struct Kept {
     arrays_at: [usize; 3],
 }
 
+/// How a backend does what the script says.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Kind {
+    /// By answering.
+    #[default]
+    Answers,
+    /// Through copies that block until the script has them end.
+    Blocks,
+}
+
 #[derive(Default)]
 struct Inner {
+    kind: Kind,
     calls: Vec<Call>,
     kept: Vec<Kept>,
     misread: Option<String>,
     lives: usize,
+    twins: Vec<Watch>,
     fresh_id: u64,
     // What the current step says.
     answers: Option<Answers>,
@@ -59,15 +72,35 @@ struct Inner {
 pub struct Vendor(Arc<Mutex<Inner>>);
 
 impl Vendor {
+    pub fn of(kind: Kind) -> Self {
+        let vendor = Self::default();
+        vendor.0.lock().kind = kind;
+        vendor
+    }
+
     /// A backend for one more install.
     pub fn backend(&self) -> Arc<dyn Backend> {
         let mut inner = self.0.lock();
         inner.lives += 1;
-        Arc::new(Instance {
+        let instance = Instance {
             life: inner.lives,
             endpoint: Endpoint::parse(OWN).expect("a literal"),
             vendor: self.clone(),
-        })
+        };
+        match inner.kind {
+            Kind::Answers => Arc::new(instance),
+            Kind::Blocks => {
+                let (twin, watch) = Twin::new(instance);
+                inner.twins.push(watch);
+                twin
+            }
+        }
+    }
+
+    /// Ends what still blocks at the end of a sequence; what was wrong with it.
+    pub fn finish(&self) -> Option<String> {
+        let twins = std::mem::take(&mut self.0.lock().twins);
+        twins.into_iter().find_map(Watch::finish)
     }
 
     /// Answers to the questions of the coming step.
@@ -75,6 +108,16 @@ impl Vendor {
         let mut inner = self.0.lock();
         inner.asked.clear();
         inner.answers = Some(answers.clone());
+    }
+
+    /// A queue of blocking copies chooses its ids itself, each a new one.
+    pub fn possible(&self, verdicts: &[Verdict]) -> Vec<Verdict> {
+        let kind = self.0.lock().kind;
+        let possible = |verdict: &Verdict| match (kind, *verdict) {
+            (Kind::Blocks, Verdict::AcceptAs(_)) => Verdict::Accept,
+            (_, verdict) => verdict,
+        };
+        verdicts.iter().map(possible).collect()
     }
 
     /// Verdicts on the submissions of the coming step.
@@ -106,14 +149,16 @@ impl Vendor {
     pub fn misread(&self) -> Option<String> {
         let inner = self.0.lock();
         let now = || inner.kept.iter().find_map(Kept::misread);
-        inner.misread.clone().or_else(now)
+        let twins = || inner.twins.iter().find_map(Watch::fault);
+        inner.misread.clone().or_else(now).or_else(twins)
     }
 }
 
 /// The endpoint of every backend here.
 pub const OWN: &str = "127.0.0.1:4000";
 
-struct Instance {
+/// What answers as the script says.
+pub struct Instance {
     life: usize,
     endpoint: Endpoint,
     vendor: Vendor,
@@ -182,6 +227,13 @@ impl Backend for Instance {
     }
 
     fn query(&self, id: BatchId) -> Query {
+        self.answer(id, true).query()
+    }
+}
+
+impl Instance {
+    /// Answers a question about `id`, which cannot have ended unless it `may`.
+    pub fn answer(&self, id: BatchId, may: bool) -> Answer {
         let mut inner = self.vendor.0.lock();
         let about: Vec<_> = inner
             .kept
@@ -198,10 +250,10 @@ impl Backend for Instance {
         let asked = inner.asked.entry(id.0).or_default();
         *asked += 1;
         // A vendor that gives one id twice cannot tell whom a question is about.
-        let answer = if sharing == 1 && *asked <= answers.pending_first {
-            Answer::Pending
-        } else {
-            answers.about(id.0)
+        let answer = match answers.about(id.0) {
+            _ if sharing == 1 && *asked <= answers.pending_first => Answer::Pending,
+            Answer::Done(_) if !may => Answer::Pending,
+            answer => answer,
         };
         inner.calls.push(Call::Query(id.0, answer));
         if let Answer::Done(_) = answer {
@@ -210,7 +262,7 @@ impl Backend for Instance {
                 .kept
                 .retain(|kept| kept.life != life || kept.id != id.0);
         }
-        answer.query()
+        answer
     }
 }
 

@@ -1,0 +1,170 @@
+//! The scripted vendor behind the queue that serves a library whose copies block.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use memfabric_transport::published::Queued;
+use memfabric_transport::{Backend, BatchId, Code, CopyBatch, Endpoint, Error, Query, Region};
+use parking_lot::Mutex;
+
+use super::script::Answer;
+use super::vendor::Instance;
+use crate::blocking::{Blocking, Copied};
+
+/// The queue has not begun or ended a copy in this time: it never will.
+const FOREVER: Duration = Duration::from_secs(30);
+
+/// Gives the batches to the queue and lets each copy end when the script says
+/// that its batch has. What the script cannot have, for a copy before it still
+/// blocks, is pending.
+pub struct Twin {
+    // Dropped first: the library ends when its workers have.
+    queue: Queued<Blocking>,
+    vendor: Instance,
+    library: Blocking,
+    lanes: Mutex<Lanes>,
+}
+
+#[derive(Default)]
+struct Lanes {
+    /// What was submitted for each peer, and how many of it have ended.
+    of: HashMap<String, (Vec<Copied>, usize)>,
+    /// Batches without a result by the script's id: the peer, the place in its
+    /// lane, the queue's id.
+    batches: HashMap<u64, (String, usize, BatchId)>,
+}
+
+/// What a sequence keeps of a twin.
+pub struct Watch {
+    library: Blocking,
+    twin: Weak<Twin>,
+}
+
+impl Twin {
+    pub fn new(vendor: Instance) -> (Arc<Self>, Watch) {
+        let library = Blocking::new();
+        let twin = Arc::new(Self {
+            queue: Queued::new(library.clone(), Duration::ZERO),
+            vendor,
+            library: library.clone(),
+            lanes: Mutex::default(),
+        });
+        let watch = Watch {
+            library,
+            twin: Arc::downgrade(&twin),
+        };
+        (twin, watch)
+    }
+
+    /// Lets the copy end that is at the head of its lane, and asks the queue.
+    fn end(&self, peer: &str, real: BatchId, code: Code) {
+        self.library.answer(peer, code.0);
+        let deadline = Instant::now() + FOREVER;
+        let answer = loop {
+            match self.queue.query(real) {
+                Query::Pending => assert!(Instant::now() < deadline, "it never ends"),
+                answer => break answer,
+            }
+            thread::yield_now();
+        };
+        assert_eq!(answer, Query::Done(code));
+        let forgotten = Query::Error(Code(-2007));
+        assert_eq!(self.queue.query(real), forgotten, "a second answer");
+    }
+
+    /// Waits for the copy that is next at a peer. That none other runs there is
+    /// seen by the library.
+    fn head_has_begun(&self, peer: &str, submitted: &[Copied], ended: usize) {
+        if let Some(head) = submitted.get(ended) {
+            let begun = self.library.begun(peer, ended + 1);
+            assert_eq!(begun.last(), Some(head), "out of order");
+        }
+    }
+}
+
+impl Backend for Twin {
+    fn endpoint(&self) -> &Endpoint {
+        self.vendor.endpoint()
+    }
+
+    fn register(&self, regions: &[Region]) -> Result<(), Error> {
+        self.vendor.register(regions)
+    }
+
+    fn deregister(&self, address: usize) -> Result<(), Error> {
+        self.vendor.deregister(address)
+    }
+
+    fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
+        let id = self.vendor.submit(batch)?;
+        let peer = batch.peer().to_string();
+        let pieces = batch.local().iter().zip(batch.remote());
+        let copied = Copied {
+            opcode: batch.opcode(),
+            pieces: pieces
+                .zip(batch.lengths())
+                .map(|((local, remote), length)| (*local, *remote, *length))
+                .collect(),
+        };
+        let real = self.queue.submit(batch)?;
+        let mut lanes = self.lanes.lock();
+        let (submitted, ended) = lanes.of.entry(peer.clone()).or_default();
+        submitted.push(copied);
+        let place = submitted.len() - 1;
+        if place == *ended {
+            self.head_has_begun(&peer, submitted, *ended);
+        }
+        lanes.batches.insert(id.0, (peer, place, real));
+        Ok(id)
+    }
+
+    fn query(&self, id: BatchId) -> Query {
+        let mut lanes = self.lanes.lock();
+        let (peer, place, real) = lanes.batches[&id.0].clone();
+        assert_eq!(self.queue.query(real), Query::Pending, "its copy blocks");
+        let answer = self.vendor.answer(id, lanes.of[&peer].1 == place);
+        if let Answer::Done(code) = answer {
+            self.end(&peer, real, Code(code));
+            lanes.batches.remove(&id.0);
+            if let Some((submitted, ended)) = lanes.of.get_mut(&peer) {
+                *ended += 1;
+                self.head_has_begun(&peer, submitted, *ended);
+            }
+        }
+        answer.query()
+    }
+
+    fn abandon(&self) {
+        self.queue.abandon();
+        self.library.nothing_begins();
+    }
+}
+
+impl Watch {
+    pub fn fault(&self) -> Option<String> {
+        self.library.faults().pop()
+    }
+
+    /// Lets everything end that was left behind, and waits for the workers.
+    pub fn finish(self) -> Option<String> {
+        self.library.answer_all(0);
+        let deadline = Instant::now() + FOREVER;
+        // A twin that was dropped has waited for its workers itself.
+        while self
+            .twin
+            .upgrade()
+            .is_some_and(|twin| twin.queue.workers() > 0)
+        {
+            if Instant::now() > deadline {
+                return Some("the workers of a twin never leave".to_owned());
+            }
+            thread::yield_now();
+        }
+        if self.twin.strong_count() == 0 && self.library.holders() != 1 {
+            return Some("a twin is gone, a worker is not".to_owned());
+        }
+        self.fault()
+    }
+}
