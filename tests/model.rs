@@ -189,6 +189,8 @@ fn config() -> Config {
     let mut config = Config {
         failure_persistence: None,
         max_shrink_iters: 20_000,
+        // A sequence that hangs is not shrunk for ever.
+        max_shrink_time: 120_000,
         ..Config::default()
     };
     if !given("PROPTEST_CASES") {
