@@ -88,6 +88,14 @@ impl Protocol {
         Self::ALL.map(Self::name).join(", ")
     }
 
+    /// The names that a generation of the library has.
+    pub fn names_with(generation: Generation) -> String {
+        match generation {
+            Generation::Asynchronous => Self::names(),
+            Generation::Published => format!("{}, {}", Self::names(), Self::HostTcp),
+        }
+    }
+
     fn parse(key: &'static str, value: &str, generation: Generation) -> Result<Self, Error> {
         if value == Self::HostTcp.name() {
             return match generation {
@@ -101,6 +109,7 @@ impl Protocol {
             .ok_or_else(|| Error::ProtocolUnknown {
                 key,
                 value: value.to_owned(),
+                generation,
             })
     }
 }
@@ -277,6 +286,7 @@ fn protocol(
         (None, other) => Err(Error::ProtocolUnknown {
             key: PROTOCOL_KEY,
             value: other.to_string(),
+            generation,
         }),
     }
 }
@@ -509,6 +519,15 @@ mod tests {
             assert_eq!(config.protocol, Protocol::HostTcp);
             assert_eq!(config.protocol.data_op_type(), 1 << 2);
             assert!(!config.protocol.needs_device());
+        }
+        // It is offered where it can be had.
+        for (abi, offered) in [(None, false), (Some(("MF_ABI", "v1")), true)] {
+            let asked: Vec<_> = abi.into_iter().chain([("MF_PROTOCOL", "tcp")]).collect();
+            let text = with(&asked, &published())
+                .expect_err("no protocol")
+                .to_string();
+            assert!(text.contains(&Protocol::names()), "{text}");
+            assert_eq!(text.contains("host_tcp"), offered, "{text}");
         }
     }
 

@@ -67,13 +67,18 @@ pub enum Error {
         Protocol::names()
     )]
     ProtocolUnset,
-    /// The configured protocol is none of the five.
-    #[error("{key} is '{value}', must be one of {}", Protocol::names())]
+    /// The configured protocol is none that the library has.
+    #[error(
+        "{key} is '{value}', must be one of {}",
+        Protocol::names_with(*generation)
+    )]
     ProtocolUnknown {
         /// Where the value came from.
         key: &'static str,
         /// The value.
         value: String,
+        /// Of the library.
+        generation: Generation,
     },
     /// A setting that the published library needs is not there.
     #[error("{variable} must be set (environment, or {key}) with MF_ABI=v1: {accepted}")]
