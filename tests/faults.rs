@@ -597,7 +597,8 @@ fn exhausted_descriptors_are_an_error_or_a_failed_task_and_never_a_crash() {
     let mut told = BTreeMap::new();
     let mut worked = false;
     for descriptors in (5..=32).chain([64]) {
-        let mut process = Process::start_limited("with_few_descriptors", descriptors, &variables);
+        let mut process =
+            Process::start_limited("with_few_descriptors", ("-n", descriptors), &variables);
         let said = process.hear();
         process.end();
         worked |= said == "completed";

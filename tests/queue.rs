@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::blocking::{Blocking, Copied};
-use common::emulator::finish;
+use common::emulator::{Process, finish};
 use common::*;
 use memfabric_transport::published::Queued;
 use memfabric_transport::{
@@ -503,6 +503,47 @@ fn a_panic_in_a_worker_fails_its_batch_alone() {
     let next = machine.submit(&writes(1, 64));
     assert_eq!(finish(&machine.transport, &next, 0), completed(64));
     assert_eq!(machine.queue.workers(), 1);
+}
+
+/// Takes what is left of the address space, so that no thread gets a stack.
+fn starve() -> Vec<Vec<u8>> {
+    let mut taken = Vec::with_capacity(1 << 14);
+    loop {
+        let mut chunk = Vec::new();
+        if chunk.try_reserve_exact(1 << 20).is_err() {
+            return taken;
+        }
+        taken.push(chunk);
+    }
+}
+
+#[test]
+fn without_a_thread_a_batch_is_refused_or_waits_for_one_that_there_is() {
+    Process::start_limited("starving", ("-v", 1 << 19), &[("STARVE", "")]).end();
+}
+
+#[test]
+#[ignore = "the process of without_a_thread_…"]
+fn starving() {
+    // Without its limit it would take the machine's memory.
+    std::env::var("STARVE").expect("started by the test that limits it");
+    let machine = Machine::new();
+    let taken = starve();
+    let refused = machine.submit(&writes(2, 64));
+    assert_eq!(machine.transport.outstanding(), (0, 0));
+    assert_eq!(machine.poll(&refused), TaskStatus::FAILED);
+    drop(taken);
+
+    let first = machine.submit(&writes(1, 64));
+    machine.library.begun(PEER_A, 1);
+    let taken = starve();
+    let second = machine.submit(&[write(1, 0x1000, 0x2000, 8)]);
+    assert_eq!(machine.queue.workers(), 1);
+    machine.library.answer(PEER_A, 0);
+    assert_eq!(finish(&machine.transport, &first, 0), completed(64));
+    machine.library.answer(PEER_B, 0);
+    assert_eq!(finish(&machine.transport, &second, 0), completed(8));
+    drop(taken);
 }
 
 #[test]

@@ -206,13 +206,13 @@ impl Process {
         Self::spawn(Command::new(program), role, adjust)
     }
 
-    /// A process that may have only so many descriptors open.
-    pub fn start_limited(role: &str, descriptors: usize, variables: &[(&str, &str)]) -> Self {
+    /// A process with one of `ulimit`'s limits, `-n` for descriptors.
+    pub fn start_limited(role: &str, limit: (&str, usize), variables: &[(&str, &str)]) -> Self {
         let program = std::env::current_exe().expect("the running program has a path");
         let mut command = Command::new("sh");
         command
-            .args(["-c", "ulimit -n \"$0\" && exec \"$@\""])
-            .arg(descriptors.to_string())
+            .args(["-c", "ulimit \"$0\" \"$1\" && shift && exec \"$@\""])
+            .args([limit.0, &limit.1.to_string()])
             .arg(program);
         Self::spawn(command, role, |command| {
             command.envs(variables.iter().copied());
