@@ -39,19 +39,6 @@ fn rounds(otherwise: usize) -> usize {
     given("MEMFABRIC_FAULT_ROUNDS", otherwise)
 }
 
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((word ^ (word >> 31)) % end as u64) as usize
-    }
-}
-
 /// Memory that other processes read and write, so its bytes are atomics.
 struct Memory(Box<[AtomicU8]>);
 

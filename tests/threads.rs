@@ -51,19 +51,6 @@ fn seconds() -> Duration {
     Duration::from_secs(given.unwrap_or(4))
 }
 
-/// splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((word ^ (word >> 31)) % end as u64) as usize
-    }
-}
-
 /// Runs rounds until the time is over. A round that never ends is a deadlock,
 /// which nothing inside the process can undo, so it ends the program.
 fn rounds(name: &str, mut round: impl FnMut(u64)) {

@@ -26,6 +26,19 @@ pub const FOREVER: Duration = Duration::from_secs(30);
 pub const PEER_A: &str = "10.0.0.1:1001";
 pub const PEER_B: &str = "10.0.0.2:1002";
 
+/// splitmix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((word ^ (word >> 31)) % end as u64) as usize
+    }
+}
+
 /// A vendor call, as the backend saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
