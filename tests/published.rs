@@ -11,22 +11,23 @@ mod common;
 use std::ffi::{CString, c_char, c_void};
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::FOREVER;
 use common::emulator::{Process, listen, say};
+use common::peers::{
+    HOSTS_STORE, LENGTH, Memory, Neighbour, Plan, SENDER, STORE, be_a_peer, copy_threads, end_all,
+    installed_as, transfer,
+};
 use common::published::{LIBRARY, enter};
 use libloading::Library;
 
-const STORE: &str = "tcp://127.0.0.1:12000";
-const LENGTH: usize = 1 << 20;
 /// Bytes of `smem_trans_config_t`, in words.
 const CONFIG_WORDS: usize = 1880 / 4;
-const SENDER: u32 = 1;
-const RECEIVER: u32 = 2;
-const HOST_TCP: u32 = 1 << 2;
+const SMEM_TRANS_SENDER: u32 = 1;
+const SMEM_TRANS_RECEIVER: u32 = 2;
+const SMEMB_DATA_OP_HOST_TCP: u32 = 1 << 2;
 /// The answer for a range that the other side has registered, as long as this
 /// side has not heard of it.
 const NOT_YET: i32 = -2000;
@@ -48,7 +49,7 @@ impl Raw {
         let mut config = [0u32; CONFIG_WORDS];
         config[0] = role;
         config[1] = 30;
-        config[4] = HOST_TCP;
+        config[4] = SMEMB_DATA_OP_HOST_TCP;
         type Init = unsafe extern "C" fn(*const u32) -> i32;
         // SAFETY: the signature is that of its header.
         let init = unsafe { library.get::<Init>("smem_trans_init") }.expect("exported");
@@ -65,14 +66,14 @@ impl Raw {
         Self { library, handle }
     }
 
-    fn register(&self, memory: &[AtomicU8]) {
+    fn register(&self, memory: Memory) {
         type Register = unsafe extern "C" fn(*mut c_void, *mut c_void, usize, u32) -> i32;
         // SAFETY: the signature is that of its header.
         let register = unsafe { self.library.get::<Register>("smem_trans_register_mem") };
         let register = register.expect("exported");
-        let address = memory.as_ptr().cast_mut().cast();
+        let address = std::ptr::with_exposed_provenance_mut(memory.address());
         // SAFETY: memory that is never freed, and whose bytes are atomics.
-        let code = unsafe { register(self.handle, address, memory.len(), 0) };
+        let code = unsafe { register(self.handle, address, LENGTH, 0) };
         assert_eq!(code, 0);
     }
 
@@ -116,28 +117,6 @@ impl Raw {
     }
 }
 
-/// The byte at `index` of a side's memory at first.
-fn byte(side: usize, index: usize) -> u8 {
-    (index
-        .wrapping_mul(131)
-        .wrapping_add(side * 89 + (index >> 8))
-        % 251) as u8
-}
-
-fn memory(side: usize) -> &'static [AtomicU8] {
-    (0..LENGTH)
-        .map(|index| AtomicU8::new(byte(side, index)))
-        .collect::<Vec<_>>()
-        .leak()
-}
-
-/// The first byte that is not `side`'s, in memory that others write to.
-fn mismatch(memory: &[AtomicU8], range: std::ops::Range<usize>, side: usize) -> Option<usize> {
-    range
-        .into_iter()
-        .find(|index| memory[*index].load(Ordering::SeqCst) != byte(side, *index))
-}
-
 #[test]
 fn the_library_itself_writes_and_reads_between_two_processes() {
     if !enter("the_library_itself_writes_and_reads_between_two_processes") {
@@ -150,13 +129,13 @@ fn the_library_itself_writes_and_reads_between_two_processes() {
     let url = CString::new(STORE).expect("no NUL");
     // SAFETY: a terminated string.
     assert_eq!(unsafe { store(url.as_ptr(), 0) }, 0);
-    let raw = Raw::create(library, SENDER, "127.0.0.1:12001");
-    let mine = memory(1);
+    let raw = Raw::create(library, SMEM_TRANS_SENDER, "127.0.0.1:12001");
+    let mine = Memory::new(1);
     raw.register(mine);
 
     let mut process = Process::start("receiver", &[]);
     let theirs: usize = process.hear().parse().expect("an address");
-    let ours = mine.as_ptr().addr();
+    let ours = mine.address();
     let half = LENGTH / 2;
     let piece = |offset: usize, length| (ours + offset, theirs + offset, length);
     let writes = [piece(0, 1), piece(1, 4095), piece(4096, half - 4096)];
@@ -173,8 +152,8 @@ fn the_library_itself_writes_and_reads_between_two_processes() {
     let code = raw.copy("smem_trans_batch_read", "127.0.0.1:12002", &reads);
     assert_eq!(code, 0, "read");
 
-    assert_eq!(mismatch(mine, 0..half, 1), None, "what was written");
-    assert_eq!(mismatch(mine, half..LENGTH, 2), None, "what was read");
+    assert_eq!(mine.mismatch(0..half, 1, 0), None, "what was written");
+    assert_eq!(mine.mismatch(half..LENGTH, 2, half), None, "what was read");
     process.tell("check");
     assert_eq!(process.hear(), "None None", "the other side's memory");
     process.end();
@@ -184,13 +163,16 @@ fn the_library_itself_writes_and_reads_between_two_processes() {
 #[test]
 #[ignore = "the other process of the_library_itself_writes_and_reads_…"]
 fn receiver() {
-    let raw = Raw::create(Raw::load(), RECEIVER, "127.0.0.1:12002");
-    let mine = memory(2);
+    let raw = Raw::create(Raw::load(), SMEM_TRANS_RECEIVER, "127.0.0.1:12002");
+    let mine = Memory::new(2);
     raw.register(mine);
-    say(&mine.as_ptr().addr().to_string());
+    say(&mine.address().to_string());
     listen().expect("the sender has written and read");
     let half = LENGTH / 2;
-    let (written, kept) = (mismatch(mine, 0..half, 1), mismatch(mine, half..LENGTH, 2));
+    let (written, kept) = (
+        mine.mismatch(0..half, 1, 0),
+        mine.mismatch(half..LENGTH, 2, half),
+    );
     say(&format!("{written:?} {kept:?}"));
     raw.end();
 }
@@ -212,4 +194,61 @@ fn a_test_inside_has_its_own_etc_and_network() {
         .map(|(name, _)| name)
         .collect();
     assert_eq!(names, ["lo"]);
+}
+
+#[test]
+#[ignore = "the other process of the tests below"]
+fn peer() {
+    be_a_peer();
+}
+
+#[test]
+fn every_byte_of_mixed_writes_and_reads_with_three_peers_is_where_it_belongs() {
+    if !enter("every_byte_of_mixed_writes_and_reads_with_three_peers_is_where_it_belongs") {
+        return;
+    }
+    let transport = installed_as(&[SENDER, HOSTS_STORE]);
+    let mut peers = Neighbour::receivers([1, 2, 3]);
+    // One for each peer, all registered in one call.
+    let memories = [(); 3].map(|()| Memory::new(0));
+    transport
+        .register(&memories.map(Memory::region))
+        .expect("registered");
+    let endpoints = peers.each_ref().map(|peer| peer.endpoint.clone());
+    let endpoints = endpoints.each_ref().map(String::as_str);
+
+    for round in 0..4 {
+        let plans = [0, 1, 2].map(|index| Plan::new(3 * round + index));
+        let mut requests = Vec::new();
+        for (index, (plan, peer)) in plans.iter().zip(&mut peers).enumerate() {
+            plan.prepare_ours(memories[index]);
+            peer.ask(&format!("prepare {}", 3 * round + index));
+            requests.extend(plan.requests(index as u32, memories[index], peer.address));
+        }
+        assert!(requests.iter().any(|request| request.length == 0));
+        transfer(&transport, &endpoints, &requests);
+        for (index, (plan, peer)) in plans.iter().zip(&mut peers).enumerate() {
+            let at = format!("round {round}, peer {index}");
+            assert_eq!(plan.mismatch_of_ours(memories[index]), None, "{at}, here");
+            let theirs = peer.ask(&format!("mismatch {}", 3 * round + index));
+            assert_eq!(theirs, "None", "{at}, there");
+        }
+    }
+
+    // The other side of a connection may begin as well.
+    let plan = Plan::new(77);
+    plan.prepare_theirs(memories[0]);
+    let own = transport.endpoint().expect("installed");
+    let order = format!("initiate 77 {own} {}", memories[0].address());
+    assert_eq!(
+        peers[0].ask(&order),
+        "None",
+        "the initiating receiver's memory"
+    );
+    assert_eq!(plan.mismatch_of_theirs(memories[0]), None, "the sender's");
+
+    assert!(copy_threads() > 0, "workers stay for a while");
+    end_all(peers);
+    drop(transport);
+    assert_eq!(copy_threads(), 0, "and leave with the transport");
 }

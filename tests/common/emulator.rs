@@ -256,9 +256,14 @@ impl Process {
         writeln!(input, "{line}").expect("the process reads");
     }
 
+    /// Ends its input, so that it begins to end.
+    pub fn hang_up(&mut self) {
+        drop(self.input.take());
+    }
+
     /// Ends its input, and expects it to end well.
     pub fn end(mut self) {
-        drop(self.input.take());
+        self.hang_up();
         let status = self.child.wait().expect("it is a child");
         assert!(status.success(), "the process ended with {status}");
     }

@@ -3,6 +3,7 @@
 
 pub mod blocking;
 pub mod emulator;
+pub mod peers;
 pub mod published;
 
 use std::collections::{HashMap, VecDeque};
