@@ -14,14 +14,12 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::FOREVER;
 use common::emulator::{Process, listen, say};
-use common::peers::{
-    HOSTS_STORE, LENGTH, Memory, Neighbour, Plan, SENDER, STORE, be_a_peer, copy_threads, end_all,
-    installed_as, transfer,
-};
+use common::peers::*;
 use common::published::{LIBRARY, enter};
+use common::{FOREVER, events_of_process, write};
 use libloading::Library;
+use memfabric_transport::TaskStatus;
 
 /// Bytes of `smem_trans_config_t`, in words.
 const CONFIG_WORDS: usize = 1880 / 4;
@@ -251,4 +249,108 @@ fn every_byte_of_mixed_writes_and_reads_with_three_peers_is_where_it_belongs() {
     end_all(peers);
     drop(transport);
     assert_eq!(copy_threads(), 0, "and leave with the transport");
+}
+
+#[test]
+fn a_range_that_is_not_registered_fails_its_own_batch_alone() {
+    if !enter("a_range_that_is_not_registered_fails_its_own_batch_alone") {
+        return;
+    }
+    // Each of the two below costs it.
+    let patience = ("MF_VISIBILITY_PATIENCE", "2000");
+    let transport = installed_as(&[SENDER, HOSTS_STORE, patience]);
+    let [mut one, mut other] = Neighbour::receivers([1, 2]);
+    let [ours, back, unread] = [9, 8, 7].map(Memory::new);
+    let regions = [ours, back, unread].map(Memory::region);
+    transport.register(&regions).expect("registered");
+    let stray: usize = one.ask("stray").parse().expect("an address");
+
+    let endpoints = [one.endpoint.clone(), other.endpoint.clone()];
+    let endpoints = endpoints.each_ref().map(String::as_str);
+    let requests = [
+        write(0, ours.address(), stray, 4096),
+        read_all(0, back, one.address),
+        write_all(1, ours, other.address),
+    ];
+    let ends = outcomes(&transport, &endpoints, requests);
+    assert_eq!(ends, [TaskStatus::FAILED, completed_all(), completed_all()]);
+    let [end] = outcomes(&transport, &endpoints, [read_all(0, unread, stray)]);
+    assert_eq!(end, TaskStatus::FAILED, "nor can it be read");
+    assert_eq!(one.ask("stray_differs"), "Some(None)");
+    assert_eq!(one.differs(1), "None", "only read");
+    assert_eq!(back.differs(1), None);
+    assert_eq!(other.differs(9), "None");
+
+    let [end] = outcomes(&transport, &endpoints, [write_all(0, ours, one.address)]);
+    assert_eq!(end, completed_all(), "the peer itself stays reachable");
+    assert_eq!(one.differs(9), "None");
+    end_all([one, other]);
+    transport.uninstall().expect("nothing is outstanding");
+}
+
+#[test]
+fn a_transfer_right_after_both_sides_registered_its_memory_completes() {
+    if !enter("a_transfer_right_after_both_sides_registered_its_memory_completes") {
+        return;
+    }
+    let transport = installed_as(&[SENDER, HOSTS_STORE]);
+    let [mut peer] = Neighbour::receivers([0]);
+    for seed in 1..10 {
+        let ours = Memory::new(seed + 100);
+        transport.register(&[ours.region()]).expect("registered");
+        let theirs = peer.ask(&format!("register {seed}"));
+        let theirs = theirs.parse().expect("an address");
+        let requests = [match seed % 2 {
+            0 => write_all(0, ours, theirs),
+            _ => read_all(0, ours, theirs),
+        }];
+        let [end] = outcomes(&transport, &[&peer.endpoint], requests);
+        assert_eq!(end, completed_all(), "registration {seed}");
+        let both = match seed % 2 {
+            0 => seed + 100,
+            _ => seed,
+        };
+        assert_eq!(ours.differs(both), None, "registration {seed}");
+        assert_eq!(peer.differs(both), "None", "registration {seed}");
+    }
+    end_all([peer]);
+    transport.uninstall().expect("nothing is outstanding");
+}
+
+#[test]
+fn a_peer_of_the_same_role_fails_alone_and_the_warning_says_what_must_differ() {
+    if !enter("a_peer_of_the_same_role_fails_alone_and_the_warning_says_what_must_differ") {
+        return;
+    }
+    let events = events_of_process();
+    let patience = ("MF_VISIBILITY_PATIENCE", "2000");
+    let transport = installed_as(&[SENDER, HOSTS_STORE, patience]);
+    let mut sender = Neighbour::start(&[SENDER], 1);
+    let [mut receiver] = Neighbour::receivers([2]);
+    let ours = Memory::new(9);
+    transport.register(&[ours.region()]).expect("registered");
+    let endpoints = [sender.endpoint.as_str(), receiver.endpoint.as_str()];
+    let requests = [
+        write_all(0, ours, sender.address),
+        write_all(1, ours, receiver.address),
+    ];
+    let ends = outcomes(&transport, &endpoints, requests);
+    assert_eq!(ends, [TaskStatus::FAILED, completed_all()]);
+    assert_eq!(sender.differs(1), "None", "nothing got through");
+    assert_eq!(receiver.differs(9), "None");
+
+    let events = events.lock().clone();
+    let about_it = |event: &&String| event.contains("peer or its memory stays unknown");
+    let warnings: Vec<_> = events.iter().filter(about_it).collect();
+    assert_eq!(warnings.len(), 1, "{events:#?}");
+    for part in [
+        "WARN ",
+        &format!("peer={}", sender.endpoint),
+        "one side of a connection must be the sender and the other the receiver",
+        "this process is the sender",
+    ] {
+        assert!(warnings[0].contains(part), "{part} in {warnings:?}");
+    }
+    end_all([sender, receiver]);
+    transport.uninstall().expect("nothing is outstanding");
 }

@@ -219,6 +219,15 @@ impl Process {
         })
     }
 
+    /// A process that does not outlive the thread that starts it, not even if
+    /// that crashes.
+    pub fn start_tied(role: &str, adjust: impl FnOnce(&mut Command)) -> Self {
+        let program = std::env::current_exe().expect("the running program has a path");
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(program);
+        Self::spawn(command, role, adjust)
+    }
+
     fn spawn(mut command: Command, role: &str, adjust: impl FnOnce(&mut Command)) -> Self {
         command
             .args(["--ignored", "--exact", "--nocapture", role])

@@ -19,6 +19,7 @@ use memfabric_transport::{
 };
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 pub const TIMEOUT: Duration = Duration::from_millis(200);
@@ -355,6 +356,17 @@ pub fn events_of<T>(body: impl FnOnce() -> T) -> (T, Vec<String>) {
     let value = tracing::subscriber::with_default(subscriber, body);
     let events = events.lock().clone();
     (value, events)
+}
+
+/// The events of all threads from now on, down to INFO. Once in a process.
+pub fn events_of_process() -> Events {
+    let recorder = Recorder::default();
+    let events = Arc::clone(&recorder.0);
+    let subscriber = tracing_subscriber::registry()
+        .with(LevelFilter::INFO)
+        .with(recorder);
+    tracing::subscriber::set_global_default(subscriber).expect("the first one");
+    events
 }
 
 #[derive(Default)]

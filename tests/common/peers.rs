@@ -260,21 +260,30 @@ pub fn transfer(transport: &Transport, peers: &[&str], requests: &[Request]) {
     transport.free(sub_batch);
 }
 
-/// Submits one request and gives its end.
-pub fn outcome(transport: &Transport, endpoint: &str, request: Request) -> TaskStatus {
-    let sub_batch = submit(transport, &[endpoint], &[request]);
-    let status = finish(transport, &sub_batch, 0);
+/// Submits `requests` and gives the end of each.
+pub fn outcomes<const N: usize>(
+    transport: &Transport,
+    peers: &[&str],
+    requests: [Request; N],
+) -> [TaskStatus; N] {
+    let sub_batch = submit(transport, peers, &requests);
+    let ends = std::array::from_fn(|task| finish(transport, &sub_batch, task));
     transport.free(sub_batch);
-    status
+    ends
 }
 
-/// The whole of a memory, there or back.
-pub fn write_all(memory: Memory, address: usize) -> Request {
-    write(0, memory.address(), address, LENGTH)
+/// All of `memory` to or from what peer number `peer` has at `address`.
+pub fn write_all(peer: u32, memory: Memory, address: usize) -> Request {
+    write(peer, memory.address(), address, LENGTH)
 }
 
-pub fn read_all(memory: Memory, address: usize) -> Request {
-    read(0, memory.address(), address, LENGTH)
+pub fn read_all(peer: u32, memory: Memory, address: usize) -> Request {
+    read(peer, memory.address(), address, LENGTH)
+}
+
+/// What a task of all of a memory ends as.
+pub fn completed_all() -> TaskStatus {
+    completed(LENGTH as u64)
 }
 
 /// Another process of the running test program, with one memory registered. It
@@ -287,24 +296,30 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    pub fn start(variables: &[(&str, &str)]) -> Self {
-        Self::meet(Process::start("peer", variables))
+    pub fn start(variables: &[(&str, &str)], seed: u8) -> Self {
+        Self::meet(Self::begin(variables, seed))
     }
 
     /// Receivers, each with memory filled with its seed.
     pub fn receivers<const N: usize>(seeds: [u8; N]) -> [Self; N] {
         // All of them are up before the first is waited for.
-        let processes = seeds.map(|seed| {
-            let seed = seed.to_string();
-            Process::start("peer", &[RECEIVER, (SEED, &seed)])
-        });
+        let processes = seeds.map(|seed| Self::begin(&[RECEIVER], seed));
         processes.map(Self::meet)
+    }
+
+    fn begin(variables: &[(&str, &str)], seed: u8) -> Process {
+        // It would hang at its end: it has inherited the sockets that it then
+        // tries to reach this process at.
+        Process::start_tied("peer", |command| {
+            command.envs(variables.iter().copied());
+            command.env(SEED, seed.to_string());
+        })
     }
 
     /// One more process that is known as `endpoint`.
     pub fn restart(endpoint: &str, seed: u8) -> Self {
         let port = endpoint.rsplit(':').next().expect("ip:port");
-        let again = Self::start(&[RECEIVER, (PORT, port), (SEED, &seed.to_string())]);
+        let again = Self::start(&[RECEIVER, (PORT, port)], seed);
         assert_eq!(again.endpoint, endpoint);
         again
     }
