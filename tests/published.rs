@@ -212,8 +212,7 @@ fn every_byte_of_mixed_writes_and_reads_with_three_peers_is_where_it_belongs() {
     transport
         .register(&memories.map(Memory::region))
         .expect("registered");
-    let endpoints = peers.each_ref().map(|peer| peer.endpoint.clone());
-    let endpoints = endpoints.each_ref().map(String::as_str);
+    let endpoints = peers.each_ref().map(|peer| peer.endpoint);
 
     for round in 0..4 {
         let plans = [0, 1, 2].map(|index| Plan::new(3 * round + index));
@@ -265,8 +264,7 @@ fn a_range_that_is_not_registered_fails_its_own_batch_alone() {
     transport.register(&regions).expect("registered");
     let stray: usize = one.ask("stray").parse().expect("an address");
 
-    let endpoints = [one.endpoint.clone(), other.endpoint.clone()];
-    let endpoints = endpoints.each_ref().map(String::as_str);
+    let endpoints = [one.endpoint, other.endpoint];
     let requests = [
         write(0, ours.address(), stray, 4096),
         read_all(0, back, one.address),
@@ -304,7 +302,7 @@ fn a_transfer_right_after_both_sides_registered_its_memory_completes() {
             0 => write_all(0, ours, theirs),
             _ => read_all(0, ours, theirs),
         }];
-        let [end] = outcomes(&transport, &[&peer.endpoint], requests);
+        let [end] = outcomes(&transport, &[peer.endpoint], requests);
         assert_eq!(end, completed_all(), "registration {seed}");
         let both = match seed % 2 {
             0 => seed + 100,
@@ -329,7 +327,7 @@ fn a_peer_of_the_same_role_fails_alone_and_the_warning_says_what_must_differ() {
     let [mut receiver] = Neighbour::receivers([2]);
     let ours = Memory::new(9);
     transport.register(&[ours.region()]).expect("registered");
-    let endpoints = [sender.endpoint.as_str(), receiver.endpoint.as_str()];
+    let endpoints = [sender.endpoint, receiver.endpoint];
     let requests = [
         write_all(0, ours, sender.address),
         write_all(1, ours, receiver.address),
@@ -353,4 +351,56 @@ fn a_peer_of_the_same_role_fails_alone_and_the_warning_says_what_must_differ() {
     }
     end_all([sender, receiver]);
     transport.uninstall().expect("nothing is outstanding");
+}
+
+#[test]
+fn the_store_may_die_under_a_pair_and_only_new_memory_is_refused() {
+    if !enter("the_store_may_die_under_a_pair_and_only_new_memory_is_refused") {
+        return;
+    }
+    let mut store = Neighbour::start(&[RECEIVER, HOSTS_STORE], 0);
+    let transport = installed_as(&[SENDER, ("MF_VISIBILITY_PATIENCE", "2000")]);
+    let [mut peer] = Neighbour::receivers([1]);
+    let ours = Memory::new(2);
+    transport.register(&[ours.region()]).expect("registered");
+    let (endpoint, theirs) = (peer.endpoint, peer.address);
+    let both_ways = |peer: &mut Neighbour, seed: u8| {
+        ours.fill(seed);
+        transfer(&transport, &[endpoint], &[write_all(0, ours, theirs)]);
+        assert_eq!(peer.differs(seed), "None", "written");
+        peer.ask(&format!("fill {}", seed + 1));
+        transfer(&transport, &[endpoint], &[read_all(0, ours, theirs)]);
+        assert_eq!(ours.differs(seed + 1), None, "read");
+    };
+    both_ways(&mut peer, 10);
+    store.kill();
+    for seed in (12..32).step_by(2) {
+        both_ways(&mut peer, seed);
+    }
+    let fresh = Memory::new(3);
+    let error = transport.register(&[fresh.region()]);
+    let error = error.expect_err("nobody can be told of it").to_string();
+    let theirs = peer.ask("register 4");
+    for error in [error, theirs] {
+        let expected = "smem_trans_register_mem failed: SM_ERROR (-1) (0x";
+        assert!(error.starts_with(expected), "{error}");
+    }
+    both_ways(&mut peer, 40);
+
+    // Another store does not know the pair. What it is worth is the library's
+    // affair; nothing may hang for it, and nothing may be COMPLETED that is not.
+    let store = Neighbour::start(&[RECEIVER, HOSTS_STORE], 0);
+    both_ways(&mut peer, 50);
+    let _ = transport.register(&[fresh.region()]);
+    if let Ok(address) = peer.ask("register 60").parse() {
+        let [end] = outcomes(&transport, &[endpoint], [read_all(0, fresh, address)]);
+        eprintln!("memory registered with the second store: {end:?}");
+        match end {
+            TaskStatus::FAILED => {}
+            _ => assert_eq!((end, fresh.differs(60)), (completed_all(), None)),
+        }
+    }
+    end_all([peer]);
+    transport.uninstall().expect("nothing is outstanding");
+    end_all([store]);
 }

@@ -290,7 +290,7 @@ pub fn completed_all() -> TaskStatus {
 /// goes on in [`be_a_peer`], which the program calls in an ignored test `peer`.
 pub struct Neighbour {
     pub process: Process,
-    pub endpoint: String,
+    pub endpoint: &'static str,
     /// Of its registered memory.
     pub address: usize,
 }
@@ -325,7 +325,7 @@ impl Neighbour {
     }
 
     fn meet(mut process: Process) -> Self {
-        let endpoint = process.hear();
+        let endpoint = process.hear().leak();
         let address = process.hear().parse().expect("an address");
         Self {
             process,
