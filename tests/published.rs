@@ -19,7 +19,7 @@ use common::peers::*;
 use common::published::{LIBRARY, enter};
 use common::{FOREVER, events_of_process, write};
 use libloading::Library;
-use memfabric_transport::TaskStatus;
+use memfabric_transport::{Error, TaskStatus};
 
 /// Bytes of `smem_trans_config_t`, in words.
 const CONFIG_WORDS: usize = 1880 / 4;
@@ -353,6 +353,15 @@ fn a_peer_of_the_same_role_fails_alone_and_the_warning_says_what_must_differ() {
     transport.uninstall().expect("nothing is outstanding");
 }
 
+/// Polls until `done` says so.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + FOREVER;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::yield_now();
+    }
+}
+
 #[test]
 fn the_store_may_die_under_a_pair_and_only_new_memory_is_refused() {
     if !enter("the_store_may_die_under_a_pair_and_only_new_memory_is_refused") {
@@ -403,4 +412,171 @@ fn the_store_may_die_under_a_pair_and_only_new_memory_is_refused() {
     end_all([peer]);
     transport.uninstall().expect("nothing is outstanding");
     end_all([store]);
+}
+
+#[test]
+fn a_stopped_peer_holds_up_no_other_and_quiesce_tells_the_truth_about_it() {
+    if !enter("a_stopped_peer_holds_up_no_other_and_quiesce_tells_the_truth_about_it") {
+        return;
+    }
+    let events = events_of_process();
+    let timeout = ("MF_TRANSFER_TIMEOUT", "5000");
+    let transport = installed_as(&[SENDER, HOSTS_STORE, timeout]);
+    let [mut stopped, mut healthy] = Neighbour::receivers([1, 2]);
+    let [ours, back] = [3, 4].map(Memory::new);
+    let regions = [ours, back].map(Memory::region);
+    transport.register(&regions).expect("registered");
+    let peers = [stopped.endpoint, healthy.endpoint];
+    let both = [
+        write_all(0, ours, stopped.address),
+        write_all(1, ours, healthy.address),
+    ];
+    transfer(&transport, &peers, &both);
+    stopped.ask("fill 5");
+    let mut leaver = Leaver::start(&stopped);
+
+    let stop = Stopped::new(stopped.pid());
+    leaver.process.tell("leave");
+    let requests = [
+        write_all(0, ours, stopped.address),
+        read_all(0, back, stopped.address),
+    ];
+    let held_up = submit(&transport, &peers, &requests);
+    for _ in 0..100 {
+        transfer(&transport, &peers, &both[1..]);
+    }
+    let still = |when: &str| {
+        for task in 0..2 {
+            let status = transport.poll(&held_up, task).expect("no query error");
+            assert_eq!(status, TaskStatus::PENDING, "task {task}, {when}");
+        }
+    };
+    still("after 100 batches to the other peer");
+    assert_eq!(healthy.differs(3), "None");
+
+    let begun = Instant::now();
+    let error = transport.quiesce().expect_err("a peer is stopped");
+    assert!(begun.elapsed() >= Duration::from_secs(5));
+    let counts = (2, 2);
+    assert!(
+        matches!(error, Error::QuiesceTimeout { batches, tasks, .. } if (batches, tasks) == counts),
+        "{error}"
+    );
+    assert_eq!(transport.outstanding(), counts);
+    still("after a quiesce that timed out");
+    let busy = transport.deregister(back.region()).expect_err("in use");
+    assert!(matches!(busy, Error::RegionBusy { .. }), "{busy}");
+    leaver.has_left();
+
+    // A quiesce that waits while the peer comes back.
+    events.lock().clear();
+    thread::scope(|scope| {
+        let quiescer = scope.spawn(|| transport.quiesce());
+        until("quiesce says that it waits", || {
+            let events = events.lock();
+            let waits = "INFO waiting for outstanding vendor batches";
+            events.iter().any(|event| event.starts_with(waits))
+        });
+        assert!(!quiescer.is_finished(), "quiesce returns under a call");
+        drop(stop);
+        quiescer
+            .join()
+            .expect("no panic")
+            .expect("the peer goes on");
+    });
+    assert_eq!(transport.outstanding(), (0, 0));
+    // Nothing reads this any more.
+    ours.fill(99);
+    let ends = [0, 1].map(|task| finish(&transport, &held_up, task));
+    println!("stopped for {:?}: {ends:?}", begun.elapsed());
+    for end in ends {
+        assert!(
+            end == completed_all() || end == TaskStatus::FAILED,
+            "{end:?}"
+        );
+    }
+    if ends[0] == completed_all() {
+        assert_eq!(stopped.differs(3), "None", "COMPLETED without its bytes");
+    }
+    if ends[1] == completed_all() {
+        assert_eq!(back.differs(3), None, "COMPLETED without its bytes");
+    }
+    transport.free(held_up);
+    leaver.ends_the_call();
+    end_all([stopped, healthy]);
+    leaver.process.kill();
+    transport.uninstall().expect("nothing is outstanding");
+}
+
+/// Another sender, which drops its transport under a call that blocks. It ends by
+/// being killed, for the library may crash at the end of such a process.
+struct Leaver {
+    process: Process,
+}
+
+impl Leaver {
+    fn start(peer: &Neighbour) -> Self {
+        let mut process = Process::start_tied("leaver", |command| {
+            command.envs([
+                ("PEER", peer.endpoint),
+                ("ADDRESS", &peer.address.to_string()),
+            ]);
+        });
+        assert_eq!(process.hear(), "connected");
+        Self { process }
+    }
+
+    fn has_left(&mut self) {
+        let text = self.process.hear();
+        assert!(
+            text.contains("1 vendor batches with 1 tasks are outstanding"),
+            "{text}"
+        );
+        let leaked = self.process.hear();
+        assert!(
+            leaked.starts_with("ERROR torn down with work outstanding"),
+            "{leaked}"
+        );
+        assert_eq!(self.process.hear(), "1 thread is in a call");
+    }
+
+    /// Once the peer goes on.
+    fn ends_the_call(&mut self) {
+        self.process.tell("the peer goes on");
+        assert_eq!(self.process.hear(), "the call has ended");
+    }
+}
+
+#[test]
+#[ignore = "the other sender of a_stopped_peer_…"]
+fn leaver() {
+    let events = events_of_process();
+    let variable = |name: &str| std::env::var(name).expect("set");
+    let transport = installed_as(&[SENDER, ("MF_TRANSFER_TIMEOUT", "500")]);
+    let address = variable("ADDRESS").parse().expect("an address");
+    let endpoint = variable("PEER");
+    let ours = Memory::new(6);
+    transport.register(&[ours.region()]).expect("registered");
+    let request = [read_all(0, ours, address)];
+    transfer(&transport, &[&endpoint], &request);
+    say("connected");
+    listen().expect("the peer is stopped");
+    let sub_batch = submit(&transport, &[&endpoint], &request);
+    say(&transport
+        .quiesce()
+        .expect_err("the peer is stopped")
+        .to_string());
+    let pending = transport.poll(&sub_batch, 0).expect("no query error");
+    assert_eq!(pending, TaskStatus::PENDING);
+    drop(transport);
+    let events = events.lock().clone();
+    let errors = events.iter().filter(|event| event.starts_with("ERROR"));
+    say(&errors.map(String::as_str).collect::<Vec<_>>().join("; "));
+    say(&format!("{} thread is in a call", copy_threads()));
+    listen();
+    until("the call ends, and nothing is begun after it", || {
+        copy_threads() == 0
+    });
+    say("the call has ended");
+    listen();
 }
