@@ -580,3 +580,41 @@ fn leaver() {
     say("the call has ended");
     listen();
 }
+
+#[cfg(feature = "cli")]
+#[test]
+fn a_trace_is_replayed_over_the_library_without_a_mismatch() {
+    if !enter("a_trace_is_replayed_over_the_library_without_a_mismatch") {
+        return;
+    }
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_memfabric"));
+    command
+        .args(["replay", "--requests=40"])
+        .args(["--block-bytes=4KiB", "--pool-bytes=8MiB", "--library"])
+        .arg(std::env::var_os(LIBRARY).expect("the tests are entered with it"))
+        .env("MF_ABI", "v1");
+    for made_by_the_command in ["MF_PROTOCOL", "MF_CONFIG_STORE_URL", "MF_ROLE"] {
+        command.env_remove(made_by_the_command);
+    }
+    let output = command.output().expect("it starts");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{text}{errors}");
+    let first = text.lines().next().unwrap_or_default();
+    for part in [
+        "MemFabric library 1.3",
+        "libmf_smem.so",
+        "published interface (MF_ABI=v1)",
+        "protocol host_tcp",
+    ] {
+        assert!(first.contains(part), "{part} in {first}");
+    }
+    assert!(text.contains(" verified, 0 mismatches"), "{text}");
+    let mismatches = text
+        .lines()
+        .find(|line| line.contains("mismatches in what was read"));
+    let read = text.lines().find(|line| line.contains("blocks read"));
+    let [mismatches, read] = [mismatches, read].map(|line| line.expect("the table has it"));
+    assert!(mismatches.ends_with(" 0"), "{mismatches}");
+    assert!(!read.contains(" 0 ("), "nothing was compared: {read}");
+}
