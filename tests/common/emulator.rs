@@ -191,6 +191,10 @@ pub struct Process {
     output: BufReader<ChildStdout>,
 }
 
+/// Runs `$0 $@`.
+const FIX_ADDRESSES: &str =
+    "setarch -R true && exec setarch -R \"$0\" \"$@\" || exec \"$0\" \"$@\"";
+
 /// Where a process writes what its parent reads.
 const MARK: &str = "<<";
 
@@ -225,6 +229,17 @@ impl Process {
         let program = std::env::current_exe().expect("the running program has a path");
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]).arg(program);
+        Self::spawn(command, role, adjust)
+    }
+
+    /// As [`Self::start_tied`], with the same addresses each time, where the
+    /// system allows that.
+    pub fn start_at_fixed_addresses(role: &str, adjust: impl FnOnce(&mut Command)) -> Self {
+        let program = std::env::current_exe().expect("the running program has a path");
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", FIX_ADDRESSES, "setpriv", "--pdeathsig", "KILL"])
+            .arg(program);
         Self::spawn(command, role, adjust)
     }
 

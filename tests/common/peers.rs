@@ -316,12 +316,16 @@ impl Neighbour {
         })
     }
 
-    /// One more process that is known as `endpoint`.
-    pub fn restart(endpoint: &str, seed: u8) -> Self {
-        let port = endpoint.rsplit(':').next().expect("ip:port");
-        let again = Self::start(&[RECEIVER, (PORT, port)], seed);
-        assert_eq!(again.endpoint, endpoint);
-        again
+    /// A receiver whose memory is where that of the one before was, and that is
+    /// known as it was, if there is one. The library keeps what a dead process
+    /// had registered: where a successor's memory is elsewhere, it takes the old
+    /// address, which the successor refuses without a word.
+    pub fn successor(before: Option<&Self>, seed: u8) -> Self {
+        let port = before.and_then(|before| before.endpoint.rsplit(':').next());
+        Self::meet(Process::start_at_fixed_addresses("peer", |command| {
+            command.envs([RECEIVER]).env(SEED, seed.to_string());
+            command.env(PORT, port.unwrap_or("0"));
+        }))
     }
 
     fn meet(mut process: Process) -> Self {
