@@ -357,6 +357,9 @@ fn a_peer_of_the_same_role_fails_alone_and_the_warning_says_what_must_differ() {
     ] {
         assert!(warnings[0].contains(part), "{part} in {warnings:?}");
     }
+    // The library logs an error for each try.
+    let about_a_try = |event: &&String| event.contains("BatchSyncTransfer");
+    assert_eq!(events.iter().filter(about_a_try).count(), 0, "{events:#?}");
     end_all([sender, receiver]);
     transport.uninstall().expect("nothing is outstanding");
 }

@@ -2,6 +2,7 @@
 // Calls the vendor's functions, which take raw pointers.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
 use std::net::UdpSocket;
@@ -130,6 +131,45 @@ fn take_log(library: &Library) {
     }
 }
 
+/// Most errors that are held back for one copy.
+const MOST_HELD: usize = 16;
+
+thread_local! {
+    /// While this thread is in a copy: the errors that the library logged about
+    /// it. Whether they are worth a warning is known when it has ended.
+    static HELD: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+fn library_error(line: &str) {
+    warn!(line, "the library logged an error");
+}
+
+/// Makes a copy. One that ends in SM_INVALID_PARAM is mostly tried again, and the
+/// library logs an error each time.
+fn holding_errors(copy: impl FnOnce() -> Code) -> Code {
+    HELD.set(Some(Vec::new()));
+    let code = copy();
+    for line in HELD.take().unwrap_or_default() {
+        match code.0 {
+            abi::SMEM_INVALID_PARAM => debug!(level = 3, line, "the library logged"),
+            _ => library_error(&line),
+        }
+    }
+    code
+}
+
+/// Whether it was held back.
+fn hold(line: &str) -> bool {
+    let held = HELD.try_with(|held| match &mut *held.borrow_mut() {
+        Some(lines) if lines.len() < MOST_HELD => {
+            lines.push(line.to_owned());
+            true
+        }
+        _ => false,
+    });
+    held.unwrap_or(false)
+}
+
 /// The library's log. It calls its errors what often is none, so they are
 /// warnings here; its notices come at any level.
 unsafe extern "C" fn log(level: i32, message: *const c_char) {
@@ -143,7 +183,8 @@ unsafe extern "C" fn log(level: i32, message: *const c_char) {
         let line = unsafe { CStr::from_ptr(message) }.to_string_lossy();
         let line = line.trim_end();
         match level {
-            3 => warn!(line, "the library logged an error"),
+            3 if hold(line) => {}
+            3 => library_error(line),
             _ => debug!(level, line, "the library logged"),
         }
     }));
@@ -330,38 +371,40 @@ impl Synchronous for Instance {
             ..
         } = pieces;
         // The numbers of both sides are pointers to the library.
-        Code(if pieces.opcode == Opcode::WRITE {
-            // SAFETY:
-            // - the handle is live until every worker has left
-            // - the name is this frame's, and the call is synchronous; the arrays
-            //   have `count` entries and stay until the result is asked for
-            // - memory at the local addresses is the engine's, which frees it
-            //   only after the task is terminal; remote addresses are checked by
-            //   the library
-            unsafe {
-                (self.library.smem_trans_batch_write)(
-                    handle,
-                    local.cast_const().cast(),
-                    peer,
-                    remote.cast(),
-                    lengths,
-                    count,
-                    0,
-                )
-            }
-        } else {
-            // SAFETY: as for the write.
-            unsafe {
-                (self.library.smem_trans_batch_read)(
-                    handle,
-                    local.cast(),
-                    peer,
-                    remote.cast_const().cast(),
-                    lengths,
-                    count,
-                    0,
-                )
-            }
+        holding_errors(|| {
+            Code(if pieces.opcode == Opcode::WRITE {
+                // SAFETY:
+                // - the handle is live until every worker has left
+                // - the name is this frame's, and the call is synchronous; the arrays
+                //   have `count` entries and stay until the result is asked for
+                // - memory at the local addresses is the engine's, which frees it
+                //   only after the task is terminal; remote addresses are checked by
+                //   the library
+                unsafe {
+                    (self.library.smem_trans_batch_write)(
+                        handle,
+                        local.cast_const().cast(),
+                        peer,
+                        remote.cast(),
+                        lengths,
+                        count,
+                        0,
+                    )
+                }
+            } else {
+                // SAFETY: as for the write.
+                unsafe {
+                    (self.library.smem_trans_batch_read)(
+                        handle,
+                        local.cast(),
+                        peer,
+                        remote.cast_const().cast(),
+                        lengths,
+                        count,
+                        0,
+                    )
+                }
+            })
         })
     }
 
