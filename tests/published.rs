@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use common::emulator::{Process, listen, say};
 use common::peers::*;
 use common::published::{LIBRARY, enter};
-use common::{FOREVER, events_of_process, write};
+use common::{FOREVER, events_of_process, until, write};
 use libloading::Library;
 use memfabric_transport::{Error, TaskStatus};
 
@@ -362,15 +362,6 @@ fn a_peer_of_the_same_role_fails_alone_and_the_warning_says_what_must_differ() {
     assert_eq!(events.iter().filter(about_a_try).count(), 0, "{events:#?}");
     end_all([sender, receiver]);
     transport.uninstall().expect("nothing is outstanding");
-}
-
-/// Polls until `done` says so.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + FOREVER;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}");
-        thread::yield_now();
-    }
 }
 
 #[test]

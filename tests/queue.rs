@@ -96,15 +96,6 @@ fn done_with(queue: &Queued<Blocking>, id: BatchId) -> Query {
     }
 }
 
-/// Waits for what happens on another thread.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + FOREVER;
-    while !holds() {
-        assert!(Instant::now() < deadline, "still waiting: {what}");
-        thread::yield_now();
-    }
-}
-
 #[test]
 fn a_submission_returns_while_its_copy_blocks_and_its_end_is_the_answer() {
     for (code, expected) in [(0, completed(64)), (-1, TaskStatus::FAILED)] {
@@ -334,12 +325,7 @@ fn nothing_else_is_tried_again() {
 
 #[test]
 fn the_patience_ends_and_the_line_says_what_may_be_wrong() {
-    let recorder = Recorder::default();
-    let events = Arc::clone(&recorder.0);
-    // The line comes from a worker's thread.
-    let subscriber =
-        tracing_subscriber::layer::SubscriberExt::with(tracing_subscriber::registry(), recorder);
-    tracing::subscriber::set_global_default(subscriber).expect("the only one");
+    let events = events_of_process();
     for patience in [0, 60] {
         let machine = Machine::with(Duration::from_millis(patience), NEVER);
         machine.library.answer_all(-2000);

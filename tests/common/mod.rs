@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memfabric_transport::{
     Backend, BatchId, Code, CopyBatch, Endpoint, Error, Opcode, Peer, Query, Region, Request,
@@ -38,6 +38,15 @@ impl Random {
         word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((word ^ (word >> 31)) % end as u64) as usize
+    }
+}
+
+/// Waits for what happens on another thread or in another process.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + FOREVER;
+    while !holds() {
+        assert!(Instant::now() < deadline, "still waiting: {what}");
+        std::thread::yield_now();
     }
 }
 
