@@ -108,6 +108,53 @@ impl Instance {
     pub fn library_path(&self) -> &Path {
         self.library.path()
     }
+
+    /// Makes the library's call.
+    fn call(&self, pieces: Pieces) -> Code {
+        let handle = self.handle.handle.as_ptr();
+        let peer = pieces.peer.as_c_bytes().as_ptr().cast();
+        let Pieces {
+            local,
+            remote,
+            lengths,
+            count,
+            ..
+        } = pieces;
+        // The numbers of both sides are pointers to the library.
+        Code(if pieces.opcode == Opcode::WRITE {
+            // SAFETY:
+            // - the handle is live until every worker has left
+            // - the name is this frame's, and the call is synchronous; the arrays
+            //   have `count` entries and stay until the result is asked for
+            // - memory at the local addresses is the engine's, which frees it
+            //   only after the task is terminal; remote addresses are checked by
+            //   the library
+            unsafe {
+                (self.library.smem_trans_batch_write)(
+                    handle,
+                    local.cast_const().cast(),
+                    peer,
+                    remote.cast(),
+                    lengths,
+                    count,
+                    0,
+                )
+            }
+        } else {
+            // SAFETY: as for the write.
+            unsafe {
+                (self.library.smem_trans_batch_read)(
+                    handle,
+                    local.cast(),
+                    peer,
+                    remote.cast_const().cast(),
+                    lengths,
+                    count,
+                    0,
+                )
+            }
+        })
+    }
 }
 
 impl fmt::Debug for Instance {
@@ -361,51 +408,7 @@ impl Synchronous for Instance {
     }
 
     fn copy(&self, pieces: Pieces) -> Code {
-        let handle = self.handle.handle.as_ptr();
-        let peer = pieces.peer.as_c_bytes().as_ptr().cast();
-        let Pieces {
-            local,
-            remote,
-            lengths,
-            count,
-            ..
-        } = pieces;
-        // The numbers of both sides are pointers to the library.
-        holding_errors(|| {
-            Code(if pieces.opcode == Opcode::WRITE {
-                // SAFETY:
-                // - the handle is live until every worker has left
-                // - the name is this frame's, and the call is synchronous; the arrays
-                //   have `count` entries and stay until the result is asked for
-                // - memory at the local addresses is the engine's, which frees it
-                //   only after the task is terminal; remote addresses are checked by
-                //   the library
-                unsafe {
-                    (self.library.smem_trans_batch_write)(
-                        handle,
-                        local.cast_const().cast(),
-                        peer,
-                        remote.cast(),
-                        lengths,
-                        count,
-                        0,
-                    )
-                }
-            } else {
-                // SAFETY: as for the write.
-                unsafe {
-                    (self.library.smem_trans_batch_read)(
-                        handle,
-                        local.cast(),
-                        peer,
-                        remote.cast_const().cast(),
-                        lengths,
-                        count,
-                        0,
-                    )
-                }
-            })
-        })
+        holding_errors(|| self.call(pieces))
     }
 
     fn hint(&self) -> String {
