@@ -9,25 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::*;
-use memfabric_transport::{
-    Backend, Error, Opcode, Query, Region, Status, TaskState, TaskStatus, Transport,
-};
-
-/// Polls `task` until it is terminal.
-fn finish(
-    transport: &Transport,
-    sub_batch: &memfabric_transport::SubBatch,
-    task: i32,
-) -> TaskStatus {
-    let deadline = Instant::now() + FOREVER;
-    loop {
-        let status = transport.poll(sub_batch, task).expect("no query error");
-        if status.state != TaskState::Pending {
-            return status;
-        }
-        assert!(Instant::now() < deadline, "task {task} never ends");
-    }
-}
+use memfabric_transport::{Backend, Error, Opcode, Query, Region, Status, TaskStatus, Transport};
 
 #[test]
 fn c01_a_pending_answer_leaves_every_task_pending_with_0_bytes() {

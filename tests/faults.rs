@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::emulator::{Emulator, Process, config, finish, listen, say};
+use common::emulator::{Emulator, Process, config, listen, say};
 use common::*;
 use memfabric_transport::{Error, Region, Request, SubBatch, TaskState, TaskStatus, Transport};
 

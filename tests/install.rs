@@ -6,7 +6,7 @@ mod common;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use common::emulator::{Emulator, Process, built, config, config_with, finish, listen, say};
+use common::emulator::{Emulator, Process, built, config, config_with, listen, say};
 use common::*;
 use memfabric_transport::config::TentSettings;
 use memfabric_transport::{Config, Error, LogLevel, Region, Status, TaskState, Transport};

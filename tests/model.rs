@@ -16,8 +16,7 @@
 //! which prints its seed; `PROPTEST_RNG_SEED` repeats one.
 #![allow(missing_docs)]
 
-#[path = "common/blocking.rs"]
-mod blocking;
+mod common;
 mod model {
     pub mod allocator;
     pub mod reference;

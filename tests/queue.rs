@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::blocking::{Blocking, Copied};
-use common::emulator::{Process, finish};
+use common::blocking::{Blocking, Copied, answer_about};
+use common::emulator::Process;
 use common::*;
 use memfabric_transport::published::Queued;
 use memfabric_transport::{
@@ -82,18 +82,6 @@ fn batch(peer: &str, number: usize) -> CopyBatch {
     batch.reset(Endpoint::parse(peer).expect("an endpoint"), Opcode::WRITE);
     batch.push(0x1000 + number, 0x2000, 8);
     batch
-}
-
-/// The answer about `id`, once it has one.
-fn done_with(queue: &Queued<Blocking>, id: BatchId) -> Query {
-    let deadline = Instant::now() + FOREVER;
-    loop {
-        match queue.query(id) {
-            Query::Pending => assert!(Instant::now() < deadline, "{id:?} never ends"),
-            answer => return answer,
-        }
-        thread::yield_now();
-    }
 }
 
 #[test]
@@ -187,7 +175,7 @@ fn each_peer_of_many_keeps_its_order_under_many_submitters() {
                     .map(|batch| queue.submit(batch).expect("accepted"))
                     .collect();
                 for id in ids {
-                    assert_eq!(done_with(queue, id), Query::Done(Code(0)));
+                    assert_eq!(answer_about(queue, id), Query::Done(Code(0)));
                 }
                 let begun = library.begun(&name, EACH);
                 let order = begun.iter().map(|copy| copy.pieces[0].0 - 0x1000);
@@ -215,12 +203,12 @@ fn workers_are_bounded_and_whoever_waits_for_one_gets_one() {
     assert_eq!((queue.workers(), library.all_begun()), (MOST, MOST));
     // The worker of the first goes on to one that had none.
     library.answer(&name(0), 0);
-    assert_eq!(done_with(&queue, ids[0]), Query::Done(Code(0)));
+    assert_eq!(answer_about(&queue, ids[0]), Query::Done(Code(0)));
     until("one more has begun", || library.all_begun() == MOST + 1);
     assert_eq!(queue.workers(), MOST);
     library.answer_all(-1);
     for id in &ids[1..] {
-        assert_eq!(done_with(&queue, *id), Query::Done(Code(-1)));
+        assert_eq!(answer_about(&queue, *id), Query::Done(Code(-1)));
     }
     assert_eq!(library.all_begun(), PEERS);
     drop(queue);
@@ -238,7 +226,7 @@ fn workers_leave_when_idle_and_come_back() {
     for round in 0..20 {
         let mut batch = batch(PEER_A, round);
         let id = queue.submit(&mut batch).expect("accepted");
-        assert_eq!(done_with(&queue, id), Query::Done(Code(0)));
+        assert_eq!(answer_about(&queue, id), Query::Done(Code(0)));
         until("the worker leaves", || queue.workers() == 0);
     }
 }
@@ -251,7 +239,7 @@ fn a_worker_is_called_again_as_long_as_it_stays() {
     for round in 0..1000 {
         let mut batch = batch([PEER_A, PEER_B][round % 2], round);
         let id = queue.submit(&mut batch).expect("accepted");
-        assert_eq!(done_with(&queue, id), Query::Done(Code(0)));
+        assert_eq!(answer_about(&queue, id), Query::Done(Code(0)));
     }
     // A few, where a submission came before those that there are were back.
     assert!(queue.workers() < 10, "{} workers", queue.workers());
@@ -267,7 +255,7 @@ fn a_result_is_given_once_and_an_unknown_batch_is_an_error() {
     let id = queue.submit(&mut batch).expect("accepted");
     assert_eq!(queue.query(id), Query::Pending);
     library.answer(PEER_A, -2012);
-    assert_eq!(done_with(&queue, id), Query::Done(Code(-2012)));
+    assert_eq!(answer_about(&queue, id), Query::Done(Code(-2012)));
     assert_eq!(queue.query(id), unknown);
     assert_eq!(queue.query(BatchId(u64::MAX)), unknown);
 }
@@ -333,7 +321,7 @@ fn the_patience_ends_and_the_line_says_what_may_be_wrong() {
         let peer = format!("10.2.0.1:{}", 1000 + patience);
         let mut batch = batch(&peer, 0);
         let id = machine.queue.submit(&mut batch).expect("accepted");
-        assert_eq!(done_with(&machine.queue, id), Query::Done(Code(-2000)));
+        assert_eq!(answer_about(&machine.queue, id), Query::Done(Code(-2000)));
         assert!(begun.elapsed() >= Duration::from_millis(patience));
         let tries = machine.library.all_begun();
         match patience {
@@ -473,7 +461,7 @@ fn a_teardown_ends_the_pause_between_two_tries() {
     // The pauses are 10 ms at most, so it may be within a try as well.
     queue.abandon();
     library.answer_all(-2000);
-    assert_eq!(done_with(&queue, id), Query::Done(Code(-2000)));
+    assert_eq!(answer_about(&queue, id), Query::Done(Code(-2000)));
     until("the worker leaves", || queue.workers() == 0);
     assert!(library.all_begun() <= 3, "{} tries", library.all_begun());
 }
@@ -535,7 +523,7 @@ fn starving() {
 #[test]
 fn a_batch_that_was_not_submitted_reaches_no_worker() {
     let machine = Machine::new();
-    // Rejected as a whole, and refused for its peer.
+    // Rejected as a whole: for its size, then because it is too late.
     let sub_batch = machine.transport.allocate(1);
     submit(&machine.transport, &sub_batch, &writes(2, 64)).expect_err("over capacity");
     machine.transport.quiesce().expect("nothing outstanding");

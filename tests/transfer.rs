@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use common::emulator::{Emulator, Process, config, finish, listen, say};
+use common::emulator::{Emulator, Process, config, listen, say};
 use common::*;
 use memfabric_transport::{Region, Request, Status, TaskStatus, Transport};
 

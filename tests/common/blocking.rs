@@ -5,14 +5,15 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use memfabric_transport::published::{Pieces, Synchronous};
-use memfabric_transport::{Code, Endpoint, Error, Opcode, Region};
+use memfabric_transport::published::{Pieces, Queued, Synchronous};
+use memfabric_transport::{
+    Backend, BatchId, Code, CopyBatch, Endpoint, Error, Opcode, Query, Region,
+};
 use parking_lot::{Condvar, Mutex};
 
-/// Longer than anything here takes; running into it is a failure.
-const FOREVER: Duration = Duration::from_secs(30);
+use super::{FOREVER, pieces_of};
 
 /// What a copy was asked to move.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,7 +187,27 @@ impl Synchronous for Blocking {
     }
 }
 
+/// The answer about `id`, once it has one.
+pub fn answer_about(queue: &Queued<Blocking>, id: BatchId) -> Query {
+    let deadline = Instant::now() + FOREVER;
+    loop {
+        match queue.query(id) {
+            Query::Pending => assert!(Instant::now() < deadline, "{id:?} never ends"),
+            answer => return answer,
+        }
+        std::thread::yield_now();
+    }
+}
+
 impl Copied {
+    /// What a copy of this batch must be asked.
+    pub fn of(batch: &CopyBatch) -> Self {
+        Self {
+            opcode: batch.opcode(),
+            pieces: pieces_of(batch),
+        }
+    }
+
     fn read(pieces: Pieces) -> Self {
         let entry = |array: *mut usize, index| {
             // SAFETY: `count` entries that the contract keeps in place until the

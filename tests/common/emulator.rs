@@ -5,14 +5,11 @@ use std::ffi::{CStr, CString, c_char, c_int};
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::Instant;
 
 use libloading::Library;
 use memfabric_transport::config::TentSettings;
-use memfabric_transport::{Config, LogLevel, SubBatch, TaskState, TaskStatus, Transport};
+use memfabric_transport::{Config, LogLevel};
 use parking_lot::{Mutex, MutexGuard};
-
-use super::FOREVER;
 
 /// A library that cargo built beside the test programs.
 pub fn built(name: &str) -> PathBuf {
@@ -169,21 +166,6 @@ impl Emulator {
     }
 }
 
-/// Polls `task` until it is terminal.
-pub fn finish(transport: &Transport, sub_batch: &SubBatch, task: usize) -> TaskStatus {
-    let deadline = Instant::now() + FOREVER;
-    loop {
-        let status = transport
-            .poll(sub_batch, task as i32)
-            .expect("no query error");
-        if status.state != TaskState::Pending {
-            return status;
-        }
-        assert!(Instant::now() < deadline, "task {task} never ends");
-        std::thread::yield_now();
-    }
-}
-
 /// Another process of the running test program, inside its ignored test `role`.
 pub struct Process {
     pub child: Child,
@@ -191,9 +173,12 @@ pub struct Process {
     output: BufReader<ChildStdout>,
 }
 
-/// Runs `$0 $@`.
-const FIX_ADDRESSES: &str =
+/// For `sh -c`: runs the command behind a limit and its value.
+const LIMITED: &str = "ulimit \"$0\" \"$1\" && shift && exec \"$@\"";
+/// For `sh -c`: runs `$0 $@`.
+const AT_FIXED_ADDRESSES: &str =
     "setarch -R true && exec setarch -R \"$0\" \"$@\" || exec \"$0\" \"$@\"";
+const TIED: [&str; 3] = ["setpriv", "--pdeathsig", "KILL"];
 
 /// Where a process writes what its parent reads.
 const MARK: &str = "<<";
@@ -206,19 +191,14 @@ impl Process {
     }
 
     pub fn start_with(role: &str, adjust: impl FnOnce(&mut Command)) -> Self {
-        let program = std::env::current_exe().expect("the running program has a path");
-        Self::spawn(Command::new(program), role, adjust)
+        Self::start_under(&[], role, adjust)
     }
 
     /// A process with one of `ulimit`'s limits, `-n` for descriptors.
     pub fn start_limited(role: &str, limit: (&str, usize), variables: &[(&str, &str)]) -> Self {
-        let program = std::env::current_exe().expect("the running program has a path");
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", "ulimit \"$0\" \"$1\" && shift && exec \"$@\""])
-            .args([limit.0, &limit.1.to_string()])
-            .arg(program);
-        Self::spawn(command, role, |command| {
+        let limit = [limit.0, &limit.1.to_string()];
+        let under = [&["sh", "-c", LIMITED], &limit[..]].concat();
+        Self::start_under(&under, role, |command| {
             command.envs(variables.iter().copied());
         })
     }
@@ -226,24 +206,27 @@ impl Process {
     /// A process that does not outlive the thread that starts it, not even if
     /// that crashes.
     pub fn start_tied(role: &str, adjust: impl FnOnce(&mut Command)) -> Self {
-        let program = std::env::current_exe().expect("the running program has a path");
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL"]).arg(program);
-        Self::spawn(command, role, adjust)
+        Self::start_under(&TIED, role, adjust)
     }
 
     /// As [`Self::start_tied`], with the same addresses each time, where the
     /// system allows that.
     pub fn start_at_fixed_addresses(role: &str, adjust: impl FnOnce(&mut Command)) -> Self {
-        let program = std::env::current_exe().expect("the running program has a path");
-        let mut command = Command::new("sh");
-        command
-            .args(["-c", FIX_ADDRESSES, "setpriv", "--pdeathsig", "KILL"])
-            .arg(program);
-        Self::spawn(command, role, adjust)
+        let under = [&["sh", "-c", AT_FIXED_ADDRESSES], &TIED[..]].concat();
+        Self::start_under(&under, role, adjust)
     }
 
-    fn spawn(mut command: Command, role: &str, adjust: impl FnOnce(&mut Command)) -> Self {
+    /// `under` is a command that runs the one that its arguments end with.
+    fn start_under(under: &[&str], role: &str, adjust: impl FnOnce(&mut Command)) -> Self {
+        let program = std::env::current_exe().expect("the running program has a path");
+        let mut command = match under {
+            [] => Command::new(program),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(program);
+                command
+            }
+        };
         command
             .args(["--ignored", "--exact", "--nocapture", role])
             .stdin(Stdio::piped())

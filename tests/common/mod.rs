@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use memfabric_transport::{
     Backend, BatchId, Code, CopyBatch, Endpoint, Error, Opcode, Peer, Query, Region, Request,
-    SubBatch, TaskStatus, Transport,
+    SubBatch, TaskState, TaskStatus, Transport,
 };
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
@@ -48,6 +48,40 @@ pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "still waiting: {what}");
         std::thread::yield_now();
     }
+}
+
+/// Polls `task` until it is terminal.
+pub fn finish(transport: &Transport, sub_batch: &SubBatch, task: usize) -> TaskStatus {
+    finish_within(FOREVER, transport, sub_batch, task)
+}
+
+/// As [`finish`], of which `limit` says when it is a failure.
+pub fn finish_within(
+    limit: Duration,
+    transport: &Transport,
+    sub_batch: &SubBatch,
+    task: usize,
+) -> TaskStatus {
+    let deadline = Instant::now() + limit;
+    loop {
+        let status = transport
+            .poll(sub_batch, task as i32)
+            .expect("no query error");
+        if status.state != TaskState::Pending {
+            return status;
+        }
+        assert!(Instant::now() < deadline, "task {task} never ends");
+        std::thread::yield_now();
+    }
+}
+
+/// Local address, remote address, bytes of each piece.
+pub fn pieces_of(batch: &CopyBatch) -> Vec<(usize, usize, usize)> {
+    let addresses = batch.local().iter().zip(batch.remote());
+    addresses
+        .zip(batch.lengths())
+        .map(|((local, remote), length)| (*local, *remote, *length))
+        .collect()
 }
 
 /// A vendor call, as the backend saw it.
@@ -232,17 +266,10 @@ impl Backend for Scripted {
     }
 
     fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
-        let pieces = batch
-            .local()
-            .iter()
-            .zip(batch.remote())
-            .zip(batch.lengths());
         self.calls.lock().push(Call::Submit(Submitted {
             peer: batch.peer().to_string(),
             opcode: batch.opcode(),
-            pieces: pieces
-                .map(|((local, remote), length)| (*local, *remote, *length))
-                .collect(),
+            pieces: pieces_of(batch),
             lengths_at: batch.lengths().as_ptr().addr(),
         }));
         let gate = self.knobs.lock().submit_gate.take();
@@ -266,7 +293,8 @@ impl Backend for Scripted {
     }
 }
 
-fn vendor(call: &'static str, code: Option<Code>) -> Result<(), Error> {
+/// The outcome of a vendor call that fails with `code`, or does not.
+pub fn vendor(call: &'static str, code: Option<Code>) -> Result<(), Error> {
     match code {
         None => Ok(()),
         Some(code) => Err(Error::Vendor {
@@ -349,7 +377,7 @@ pub fn submit(
 
 pub fn completed(bytes: u64) -> TaskStatus {
     TaskStatus {
-        state: memfabric_transport::TaskState::Completed,
+        state: TaskState::Completed,
         bytes,
     }
 }

@@ -5,16 +5,15 @@ use std::fs;
 use std::ops::Range;
 use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::Instant;
 
 use memfabric_transport::config::TentSettings;
 use memfabric_transport::{
-    Config, LogLevel, Opcode, Region, Request, SubBatch, TaskState, TaskStatus, Transport,
+    Config, LogLevel, Opcode, Region, Request, SubBatch, TaskStatus, Transport,
 };
 
 use super::emulator::{Process, listen, say};
 use super::published::LIBRARY;
-use super::{FOREVER, Random, completed, peer, read, write};
+use super::{FOREVER, Random, completed, finish_within, peer, read, until, write};
 
 /// Of the library's own two megabytes, so that it widens no range.
 pub const LENGTH: usize = 2 << 20;
@@ -237,16 +236,7 @@ pub fn submit(transport: &Transport, peers: &[&str], requests: &[Request]) -> Su
 
 /// Polls `task` until it is terminal, for as long as the library may block.
 pub fn finish(transport: &Transport, sub_batch: &SubBatch, task: usize) -> TaskStatus {
-    let deadline = Instant::now() + 2 * FOREVER;
-    loop {
-        let status = transport.poll(sub_batch, task as i32);
-        let status = status.expect("no query error");
-        if status.state != TaskState::Pending {
-            return status;
-        }
-        assert!(Instant::now() < deadline, "task {task} never ends");
-        std::thread::yield_now();
-    }
+    finish_within(2 * FOREVER, transport, sub_batch, task)
 }
 
 /// Submits `requests`, of which every one must end as COMPLETED with its bytes.
@@ -379,11 +369,7 @@ impl Stopped {
     pub fn new(pid: u32) -> Self {
         signal(pid, "STOP");
         let stopped = Self(pid);
-        let deadline = Instant::now() + FOREVER;
-        while !all_threads_are_stopped(pid) {
-            assert!(Instant::now() < deadline, "{pid} runs on");
-            std::thread::yield_now();
-        }
+        until("it stops", || all_threads_are_stopped(pid));
         stopped
     }
 }

@@ -32,6 +32,14 @@ class DoubleTest : public EmulatedTest {
                            kLength);
     }
 
+    // Either can be the target of transfers to `theirs`.
+    void installBoth(Engine& one, Engine& other) {
+        for (Engine* engine : {&one, &other}) {
+            engine->installed();
+            ASSERT_TRUE(engine->add(theirs.at(), theirs.size()).ok());
+        }
+    }
+
     Memory ours{kLength, 1};
     Memory theirs{kLength, 2};
 };
@@ -133,10 +141,7 @@ TEST_F(DoubleTest, ExceptionInTheDestructorStaysThere) {
 TEST_F(DoubleTest, ExceptionWhileResolvingFailsThatPeersTasksOnly) {
     Engine good;
     Engine local;
-    good.installed();
-    local.installed();
-    ASSERT_TRUE(good.add(theirs.at(), theirs.size()).ok());
-    ASSERT_TRUE(local.add(theirs.at(), theirs.size()).ok());
+    ASSERT_NO_FATAL_FAILURE(installBoth(good, local));
     const SegmentID peer = local.open(good.name);
     for (Call call : {Call::kWithCachedSegment, Call::kGetRemoteCached}) {
         for (const auto& exception : exceptions()) {
@@ -420,10 +425,7 @@ bool leadsTo(const std::string& text, const std::string& endpoint) {
 TEST_F(DoubleTest, HostileDescriptionsFailTheirOwnTasksAndNothingElse) {
     Engine good;
     Engine local;
-    good.installed();
-    local.installed();
-    ASSERT_TRUE(good.add(theirs.at(), theirs.size()).ok());
-    ASSERT_TRUE(local.add(theirs.at(), theirs.size()).ok());
+    ASSERT_NO_FATAL_FAILURE(installBoth(good, local));
     const SegmentID peer = local.open(good.name);
     const SegmentID hostile = local.open("hostile");
     const auto description = good.segments().getLocal();

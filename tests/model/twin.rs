@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use memfabric_transport::published::Queued;
 use memfabric_transport::{Backend, BatchId, Code, CopyBatch, Endpoint, Error, Query, Region};
@@ -11,10 +10,8 @@ use parking_lot::Mutex;
 
 use super::script::Answer;
 use super::vendor::Instance;
-use crate::blocking::{Blocking, Copied};
-
-/// The queue has not begun or ended a copy in this time: it never will.
-const FOREVER: Duration = Duration::from_secs(30);
+use crate::common::blocking::{Blocking, Copied, answer_about};
+use crate::common::until;
 
 /// Gives the batches to the queue and lets each copy end when the script says
 /// that its batch has. What the script cannot have, for a copy before it still
@@ -61,15 +58,7 @@ impl Twin {
     /// Lets the copy end that is at the head of its lane, and asks the queue.
     fn end(&self, peer: &str, real: BatchId, code: Code) {
         self.library.answer(peer, code.0);
-        let deadline = Instant::now() + FOREVER;
-        let answer = loop {
-            match self.queue.query(real) {
-                Query::Pending => assert!(Instant::now() < deadline, "it never ends"),
-                answer => break answer,
-            }
-            thread::yield_now();
-        };
-        assert_eq!(answer, Query::Done(code));
+        assert_eq!(answer_about(&self.queue, real), Query::Done(code));
         let forgotten = Query::Error(Code(-2007));
         assert_eq!(self.queue.query(real), forgotten, "a second answer");
     }
@@ -100,14 +89,7 @@ impl Backend for Twin {
     fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
         let id = self.vendor.submit(batch)?;
         let peer = batch.peer().to_string();
-        let pieces = batch.local().iter().zip(batch.remote());
-        let copied = Copied {
-            opcode: batch.opcode(),
-            pieces: pieces
-                .zip(batch.lengths())
-                .map(|((local, remote), length)| (*local, *remote, *length))
-                .collect(),
-        };
+        let copied = Copied::of(batch);
         let real = self.queue.submit(batch)?;
         let mut lanes = self.lanes.lock();
         let (submitted, ended) = lanes.of.entry(peer.clone()).or_default();
@@ -150,18 +132,11 @@ impl Watch {
     /// Lets everything end that was left behind, and waits for the workers.
     pub fn finish(self) -> Option<String> {
         self.library.answer_all(0);
-        let deadline = Instant::now() + FOREVER;
         // A twin that was dropped has waited for its workers itself.
-        while self
-            .twin
-            .upgrade()
-            .is_some_and(|twin| twin.queue.workers() > 0)
-        {
-            if Instant::now() > deadline {
-                return Some("the workers of a twin never leave".to_owned());
-            }
-            thread::yield_now();
-        }
+        until("the workers of a twin leave", || {
+            let twin = self.twin.upgrade();
+            twin.is_none_or(|twin| twin.queue.workers() == 0)
+        });
         if self.twin.strong_count() == 0 && self.library.holders() != 1 {
             return Some("a twin is gone, a worker is not".to_owned());
         }

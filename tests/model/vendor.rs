@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use super::script::{Answer, Answers, Verdict};
 use super::twin::{Twin, Watch};
+use crate::common::{pieces_of, vendor};
 
 /// What the vendor was asked, in order.
 #[derive(Clone, Debug, PartialEq)]
@@ -178,28 +179,21 @@ impl Backend for Instance {
     fn register(&self, regions: &[Region]) -> Result<(), Error> {
         let mut inner = self.vendor.0.lock();
         inner.calls.push(Call::Register(regions.to_vec()));
-        vendor_code("smem_trans_batch_register_mem", inner.register)
+        vendor("smem_trans_batch_register_mem", inner.register)
     }
 
     fn deregister(&self, address: usize) -> Result<(), Error> {
         let mut inner = self.vendor.0.lock();
         inner.calls.push(Call::Deregister(address));
-        vendor_code("smem_trans_deregister_mem", inner.deregister)
+        vendor("smem_trans_deregister_mem", inner.deregister)
     }
 
     fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
         let mut inner = self.vendor.0.lock();
-        let pieces = batch
-            .local()
-            .iter()
-            .zip(batch.remote())
-            .zip(batch.lengths());
         let group = Group {
             peer: batch.peer().to_string(),
             opcode: batch.opcode().0,
-            pieces: pieces
-                .map(|((local, remote), length)| (*local, *remote, *length))
-                .collect(),
+            pieces: pieces_of(batch),
         };
         inner.calls.push(Call::Submit(group.clone()));
         let verdict = match inner.verdicts.len() {
@@ -263,17 +257,6 @@ impl Instance {
                 .retain(|kept| kept.life != life || kept.id != id.0);
         }
         answer
-    }
-}
-
-fn vendor_code(call: &'static str, code: Option<Code>) -> Result<(), Error> {
-    match code {
-        None => Ok(()),
-        Some(code) => Err(Error::Vendor {
-            call,
-            code,
-            context: String::new(),
-        }),
     }
 }
 
