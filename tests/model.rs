@@ -401,6 +401,9 @@ impl Run {
         if let Some(misread) = self.vendor.misread() {
             return Err(format!("a slow library misreads its arguments: {misread}"));
         }
+        if let Some(fault) = self.vendor.fault() {
+            return Err(fault);
+        }
         let outstanding = (self.transport.outstanding(), self.model.outstanding());
         if outstanding.0 != outstanding.1 {
             return Err(format!(

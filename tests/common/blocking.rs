@@ -122,6 +122,11 @@ impl Blocking {
         self.0.inner.lock().faults.clone()
     }
 
+    /// Adds what the test saw itself.
+    pub fn report(&self, fault: String) {
+        self.0.inner.lock().faults.push(fault);
+    }
+
     fn wait<T>(&self, what: &str, ready: impl Fn(&Inner) -> Option<T>) -> T {
         let deadline = Instant::now() + FOREVER;
         let mut inner = self.0.inner.lock();

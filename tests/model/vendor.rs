@@ -150,8 +150,12 @@ impl Vendor {
     pub fn misread(&self) -> Option<String> {
         let inner = self.0.lock();
         let now = || inner.kept.iter().find_map(Kept::misread);
-        let twins = || inner.twins.iter().find_map(Watch::fault);
-        inner.misread.clone().or_else(now).or_else(twins)
+        inner.misread.clone().or_else(now)
+    }
+
+    /// What was wrong with how copies were begun and ended.
+    pub fn fault(&self) -> Option<String> {
+        self.0.lock().twins.iter().find_map(Watch::fault)
     }
 }
 
