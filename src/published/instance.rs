@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use tracing::{debug, info, warn};
 
+use super::names::Names;
 use super::queue::{Pieces, Queued, Synchronous};
 use super::{Library, Role, Settings, abi};
 use crate::backend::Opcode;
@@ -36,6 +37,7 @@ pub struct Instance {
     device: u32,
     endpoint: Endpoint,
     role: Role,
+    names: Names,
 }
 
 impl Queued<Instance> {
@@ -96,6 +98,7 @@ impl Instance {
             device,
             endpoint,
             role: settings.role,
+            names: Names::new(),
         })
     }
 
@@ -107,6 +110,23 @@ impl Instance {
     /// The file that the library was taken from.
     pub fn library_path(&self) -> &Path {
         self.library.path()
+    }
+
+    /// Has the library look a name up. It refuses the rest: nobody can have
+    /// registered memory at the remote address.
+    fn show(&self, peer: Endpoint) {
+        let mut byte = 0u8;
+        let mut local = (&raw mut byte).expose_provenance();
+        let mut remote = 1;
+        let mut length = 1;
+        self.call(Pieces {
+            peer,
+            opcode: Opcode::READ,
+            local: &raw mut local,
+            remote: &raw mut remote,
+            lengths: &raw mut length,
+            count: 1,
+        });
     }
 
     /// Makes the library's call.
@@ -408,7 +428,10 @@ impl Synchronous for Instance {
     }
 
     fn copy(&self, pieces: Pieces) -> Code {
-        holding_errors(|| self.call(pieces))
+        holding_errors(|| {
+            self.names
+                .call(pieces.peer, || self.show(pieces.peer), || self.call(pieces))
+        })
     }
 
     fn hint(&self) -> String {

@@ -9,6 +9,7 @@
 pub mod abi;
 mod instance;
 mod library;
+mod names;
 mod queue;
 mod settings;
 
