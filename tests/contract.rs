@@ -522,7 +522,8 @@ fn c10_quiesce_polls_every_outstanding_batch_until_all_are_done() {
 
 #[test]
 fn c10_the_lock_is_free_between_two_questions() {
-    let (transport, backend) = installed();
+    // On a slow machine, three questions take longer than most tests wait.
+    let (transport, backend) = installed_with(FOREVER);
     let waiting = transport.allocate(1);
     let ended = transport.allocate(1);
     submit(&transport, &waiting, &writes(1, 64)).expect("submitted");

@@ -315,10 +315,15 @@ pub fn query_error(code: i32) -> Query {
 
 /// A transport over a scripted backend.
 pub fn installed() -> (Arc<Transport>, Arc<Scripted>) {
+    installed_with(TIMEOUT)
+}
+
+/// As [`installed`], with another timeout.
+pub fn installed_with(timeout: Duration) -> (Arc<Transport>, Arc<Scripted>) {
     let backend = Scripted::new();
     let transport = Arc::new(Transport::new());
     transport
-        .install_backend(Arc::clone(&backend) as Arc<dyn Backend>, TIMEOUT)
+        .install_backend(Arc::clone(&backend) as Arc<dyn Backend>, timeout)
         .expect("the first install");
     (transport, backend)
 }
