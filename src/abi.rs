@@ -28,6 +28,11 @@ pub const SM_NEED_RETRY: i32 = 1;
 /// `smem_trans_init` was already called in this process \[pub\].
 pub const SM_REPEAT_CALL: i32 = -2005;
 
+/// Refusals of a batch that may also mean that a part of it was accepted:
+/// SM_TIMEOUT, SM_RECONNECT and SM_PARTIAL_FAILED. A guess from the names, on the
+/// safe side: if it is wrong, arrays are kept that nobody reads.
+pub const MAY_BE_PARTLY_ACCEPTED: [i32; 3] = [-2004, -2010, -2012];
+
 /// Every code that has a name, with the library's own spelling \[pub\].
 pub const CODES: [(i32, &str); 18] = [
     (SM_OK, "SM_OK"),

@@ -226,11 +226,35 @@ impl CopyBatch {
     }
 }
 
+/// Why the vendor did not take a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The vendor's code; success makes no success of it.
+    pub code: Code,
+    /// What else there is to say, empty if nothing.
+    pub reason: String,
+    /// Whether the code may also mean that the batch was taken in part: its
+    /// arrays must stay then, for the library may still read them.
+    pub doubtful: bool,
+}
+
+impl From<Code> for Refused {
+    fn from(code: Code) -> Self {
+        Self {
+            code,
+            reason: String::new(),
+            doubtful: false,
+        }
+    }
+}
+
 /// What moves the bytes: the library, or a scripted stand-in in a test.
 ///
-/// Calls come from any thread. The transport makes `submit`, `query` and
-/// `deregister` one at a time (C15); `register` may run beside them. No method
-/// may call back into the transport, but for marking a peer as down.
+/// Calls come from any thread. The transport makes `submit`, `query` and `fence`
+/// one at a time (C15). `register` and `deregister` may run beside them and, for
+/// ranges that share no byte, beside each other; no batch that the transport
+/// knows of uses a range when it is deregistered. No method may call back into
+/// the transport, but for marking a peer as down.
 ///
 /// Dropping a backend ends it; the transport drops it only when nothing is
 /// outstanding, and otherwise leaks it (C13).
@@ -244,7 +268,12 @@ pub trait Backend: Send + Sync {
     /// # Errors
     ///
     /// The vendor's code with its function.
-    fn register(&self, regions: &[Region]) -> Result<(), Error>;
+    ///
+    /// # Safety
+    ///
+    /// Each region is memory of this process that stays mapped until it was
+    /// deregistered. Peers may read and write it from now on, at any time.
+    unsafe fn register(&self, regions: &[Region]) -> Result<(), Error>;
 
     /// Withdraws the region that begins at `address`.
     ///
@@ -253,16 +282,33 @@ pub trait Backend: Send + Sync {
     /// The vendor's code with its function.
     fn deregister(&self, address: usize) -> Result<(), Error>;
 
-    /// Gives a batch to the vendor and returns at once. After success, `batch`
-    /// stays where it is until a query answered [`Query::Done`].
+    /// Gives a batch to the vendor and returns at once.
     ///
     /// # Errors
     ///
-    /// The vendor's code: nothing of the batch was or will be executed (C6).
-    fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code>;
+    /// Nothing of the batch was or will be executed (C6), unless the refusal is
+    /// doubtful.
+    ///
+    /// # Safety
+    ///
+    /// - until a query answered [`Query::Done`], or the backend was dropped,
+    ///   `batch` is neither moved, changed nor freed; after a doubtful refusal,
+    ///   never
+    /// - for as long, the memory at its local addresses can be read (WRITE) or
+    ///   written (READ), and nobody else writes it (WRITE) or uses it (READ);
+    ///   where the peer is this process, the same holds for its remote addresses
+    unsafe fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Refused>;
 
-    /// Asks once about a batch that was accepted and is not done.
+    /// Asks once about a batch that was accepted and is not done. An answer that
+    /// does not prove that the batch's accesses have stopped is an error, not an
+    /// ending (C20).
     fn query(&self, id: BatchId) -> Query;
+
+    /// The last resort of a teardown that has waited in vain: ends whatever the
+    /// library still does to this process's memory, if it can be ended for
+    /// certain, after which queries answer [`Query::Done`]. Nothing is submitted,
+    /// registered or deregistered any more. Interrupts no call (C12).
+    fn fence(&self) {}
 
     /// Told in place of a drop when the transport is torn down with batches
     /// outstanding (C13): what is running goes on, and nothing that only waits
@@ -471,8 +517,8 @@ impl Backend for SmemBackend {
         &self.endpoint
     }
 
-    fn register(&self, regions: &[Region]) -> Result<(), Error> {
-        // SAFETY: the handle is live and of this library; the engine keeps the
+    unsafe fn register(&self, regions: &[Region]) -> Result<(), Error> {
+        // SAFETY: the handle is live and of this library; the caller keeps the
         // memory mapped until `deregister`.
         unsafe {
             vendor::register(
@@ -495,7 +541,7 @@ impl Backend for SmemBackend {
         }
     }
 
-    fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
+    unsafe fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Refused> {
         let pieces = batch.count()?;
         batch.params.0 = abi::smem_trans_batch_params_t {
             destUrl: batch.peer.as_c_bytes().as_ptr().cast(),
@@ -512,10 +558,10 @@ impl Backend for SmemBackend {
         // SAFETY:
         // - the handle is live
         // - arrays and name belong to `batch`, which the caller keeps in place
-        //   and unchanged until a query answers Done
-        // - memory at the local addresses is the engine's, which frees it only
-        //   after the task is terminal; remote addresses are checked by the
-        //   library
+        //   and unchanged until a query answers Done, after a doubtful refusal
+        //   for good
+        // - the caller keeps the memory at the local addresses usable for as
+        //   long; remote addresses are checked by the library
         let code = Code(unsafe {
             (self.library.smem_trans_batch_copy)(
                 self.instance.handle.as_ptr(),
@@ -524,10 +570,12 @@ impl Backend for SmemBackend {
             )
         });
         if code.is_ok() {
-            Ok(BatchId(id))
-        } else {
-            Err(code)
+            return Ok(BatchId(id));
         }
+        Err(Refused {
+            doubtful: abi::MAY_BE_PARTLY_ACCEPTED.contains(&code.0),
+            ..Refused::from(code)
+        })
     }
 
     fn query(&self, id: BatchId) -> Query {

@@ -245,7 +245,9 @@ impl Transport {
     fn register(&self, regions: &[Region]) -> Outcome {
         guard("addMemoryBuffer", || {
             let regions: Vec<_> = regions.iter().map(memory::Region::from).collect();
-            self.0.register(&regions)
+            // SAFETY: the engine keeps registered memory mapped until it was removed,
+            // as TENT asks of those who register with it.
+            unsafe { self.0.register(&regions) }
         })
         .into()
     }
@@ -281,7 +283,9 @@ impl Transport {
         guard("submitTransferTasks", || {
             let peers = peers.iter().map(batch::Peer::from);
             let requests = requests.iter().map(batch::Request::from);
-            self.0.submit(&sub_batch.0, peers, requests)
+            // SAFETY: TENT asks of its callers that a request's local memory stays
+            // usable until the task is terminal.
+            unsafe { self.0.submit(&sub_batch.0, peers, requests) }
         })
         .into()
     }

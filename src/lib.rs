@@ -28,6 +28,7 @@ pub mod device;
 pub mod endpoint;
 pub mod error;
 pub mod library;
+mod limit;
 mod logging;
 pub mod memory;
 pub mod published;
@@ -35,7 +36,7 @@ mod suspects;
 pub mod transport;
 mod vendor;
 
-pub use backend::{Backend, BatchId, CopyBatch, Opcode, Query, SmemBackend};
+pub use backend::{Backend, BatchId, CopyBatch, Opcode, Query, Refused, SmemBackend};
 pub use batch::{Peer, Request, SubBatch, TaskState, TaskStatus};
 pub use config::{Config, LogLevel, Protocol};
 pub use endpoint::Endpoint;

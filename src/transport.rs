@@ -11,6 +11,8 @@
 //!
 //! A poll of a task that is done, or that has not yet seen the latest "pending",
 //! takes no lock at all.
+// Takes memory from the caller by number, and hands it on to the backend.
+#![allow(unsafe_code)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +21,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tracing::{debug, error, info, trace, warn};
 
-use crate::backend::{self, Backend, BatchId, Opcode, Opened, Query};
+use crate::backend::{self, Backend, BatchId, Opcode, Opened, Query, Refused};
 use crate::batch::{
     Grouping, MAX_TASKS, Peek, Peer, Progress, Request, SubBatch, Table, TaskStatus, Unreachable,
     VendorBatch,
@@ -251,14 +253,21 @@ impl Transport {
     ///
     /// [`Error::NotInstalled`]; [`Error::RegionInvalid`] before any vendor call;
     /// [`Error::Vendor`], after every range of the call was deregistered.
-    pub fn register(&self, regions: &[Region]) -> Result<(), Error> {
+    ///
+    /// # Safety
+    ///
+    /// Each region is memory of this process that stays mapped until
+    /// [`Self::deregister`] answered success for it, or the transport was
+    /// uninstalled. Peers may read and write it meanwhile, at any time.
+    pub unsafe fn register(&self, regions: &[Region]) -> Result<(), Error> {
         let backend = self.backend()?;
         let mut memory = self.memory.lock();
         let unknown = memory.unknown(regions)?;
         let outcome = if unknown.is_empty() {
             Ok(())
         } else {
-            backend.register(&unknown)
+            // SAFETY: the caller's conditions are the same.
+            unsafe { backend.register(&unknown) }
         };
         let mut undo_errors = Vec::new();
         match &outcome {
@@ -367,7 +376,15 @@ impl Transport {
     /// [`Error::OverCapacity`], [`Error::PeerOutOfRange`],
     /// [`Error::OpcodeUnknown`]: no vendor call was made and the sub-batch is as
     /// it was (C7).
-    pub fn submit<'a>(
+    ///
+    /// # Safety
+    ///
+    /// Until a request's task polls COMPLETED or FAILED, or the transport was
+    /// uninstalled: its local memory can be read (WRITE) or written (READ), and
+    /// nobody else writes it (WRITE) or uses it (READ). Where the peer is this
+    /// process, the same holds for the memory at its target. Memory of another
+    /// process is checked by the library alone.
+    pub unsafe fn submit<'a>(
         &self,
         sub_batch: &SubBatch,
         peers: impl Iterator<Item = Peer<'a>>,
@@ -396,7 +413,10 @@ impl Transport {
             let mut batch = state.kept.batch();
             let fresh = Arc::get_mut(&mut batch).expect("`keep_batch` keeps what has one owner");
             std::mem::swap(&mut fresh.copy, copy);
-            match backend.submit(&mut fresh.copy) {
+            // SAFETY: the batch is in an `Arc` that stays in the list of outstanding
+            // ones, unchanged, until a query answers Done, and is leaked if the
+            // transport ends before; the memory is the caller's word.
+            match unsafe { backend.submit(&mut fresh.copy) } {
                 Ok(id) => {
                     fresh.id = id;
                     fresh.submitted = Some(now);
@@ -404,7 +424,7 @@ impl Transport {
                     state.outstanding_tasks += batch.tasks();
                     state.outstanding.push(Arc::clone(&batch));
                 }
-                Err(code) => {
+                Err(Refused { code, .. }) => {
                     batch.refuse(code);
                     refusals.push(Refusal {
                         peer: *batch.copy.peer(),

@@ -1,6 +1,7 @@
 //! Faults that others have met in public, each tried on the core and named after
 //! its number; further ones are next to what they concern (`case_` in `tests/`
 //! and `src/`).
+#![allow(unsafe_code)] // implements methods that take memory by number
 #![allow(missing_docs)]
 
 mod common;
@@ -13,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use common::*;
 use memfabric_transport::{
-    Backend, BatchId, Code, CopyBatch, Endpoint, Error, Opcode, Query, Region, Status, SubBatch,
-    TaskState, TaskStatus, Transport,
+    Backend, BatchId, Code, CopyBatch, Endpoint, Error, Opcode, Query, Refused, Region, Status,
+    SubBatch, TaskState, TaskStatus, Transport,
 };
 use parking_lot::Mutex;
 
@@ -401,7 +402,7 @@ impl Backend for Panicking {
         &OWN
     }
 
-    fn register(&self, _: &[Region]) -> Result<(), Error> {
+    unsafe fn register(&self, _: &[Region]) -> Result<(), Error> {
         self.enter("register");
         Ok(())
     }
@@ -411,7 +412,7 @@ impl Backend for Panicking {
         Ok(())
     }
 
-    fn submit(&self, _: &mut CopyBatch) -> Result<BatchId, Code> {
+    unsafe fn submit(&self, _: &mut CopyBatch) -> Result<BatchId, Refused> {
         self.enter("submit");
         let mut ids = self.ids.lock();
         *ids += 1;
@@ -450,7 +451,7 @@ fn case_43_a_panic_inside_any_backend_call_leaves_the_transport_usable() {
         let both = [write(0, 0x10_0000, 1, 8), write(1, 0x20_0000, 1, 16)];
         backend.panic_in(call, occasion);
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            transport.register(&[region]).expect("registered");
+            transport.vouched_register(&[region]).expect("registered");
             submit(&transport, &sub_batch, &both).expect("submitted");
             transport.poll(&sub_batch, 0).expect("polled");
             transport.deregister(region).expect("idle");
@@ -465,7 +466,7 @@ fn case_43_a_panic_inside_any_backend_call_leaves_the_transport_usable() {
         // What TENT does next.
         submit(&transport, &sub_batch, &both).expect("submitted");
         assert_eq!(sub_batch.len(), appended + 2, "{call}");
-        transport.register(&[region]).expect("registered");
+        transport.vouched_register(&[region]).expect("registered");
         transport.deregister(region).expect("idle");
         transport.quiesce().expect("every batch ends");
         assert_eq!(transport.outstanding(), (0, 0), "{call}");
@@ -492,7 +493,7 @@ fn case_20_a_submission_is_not_held_up_by_a_registration() {
         length: 0x1000,
     };
     thread::scope(|scope| {
-        let registrar = scope.spawn(|| transport.register(&[region]));
+        let registrar = scope.spawn(|| transport.vouched_register(&[region]));
         gate.entered
             .recv_timeout(FOREVER)
             .expect("the registration is in its vendor call");

@@ -425,7 +425,7 @@ fn c08_two_targets_with_one_endpoint_are_one_peer() {
     let peers = [peer(PEER_A), peer(PEER_B), peer(PEER_A)];
     let requests = [write(0, 1, 1, 1), write(2, 2, 2, 2), write(1, 3, 3, 3)];
     transport
-        .submit(&sub_batch, peers.into_iter(), requests.into_iter())
+        .vouched_submit(&sub_batch, peers.into_iter(), requests.into_iter())
         .expect("submitted");
     let sizes: Vec<_> = backend
         .submitted()
@@ -857,7 +857,7 @@ fn case_16_a_peer_without_a_usable_endpoint_fails_its_own_tasks_only() {
     ];
     let requests: Vec<_> = (0..5).map(|peer| write(peer, 0x1000, 0x9000, 8)).collect();
     let (outcome, events) =
-        events_of(|| transport.submit(&sub_batch, peers.into_iter(), requests.into_iter()));
+        events_of(|| transport.vouched_submit(&sub_batch, peers.into_iter(), requests.into_iter()));
     outcome.expect("no error of the call");
     assert_eq!(
         backend.submitted().len(),
@@ -916,7 +916,7 @@ fn case_29_a_refusal_of_the_own_endpoint_is_said_so() {
     let peers = [peer(&own), peer("127.0.0.1:4001")];
     let requests = [write(0, 1, 1, 1), write(1, 1, 1, 1)];
     let (_, events) =
-        events_of(|| transport.submit(&sub_batch, peers.into_iter(), requests.into_iter()));
+        events_of(|| transport.vouched_submit(&sub_batch, peers.into_iter(), requests.into_iter()));
     assert!(events[0].contains("own_endpoint=true"), "{events:?}");
     assert!(
         events[1].contains("own_endpoint=false"),
@@ -954,9 +954,9 @@ fn case_20_a_list_is_one_registration_in_its_order() {
             length: 0x1000 + index,
         })
         .collect();
-    transport.register(&regions).expect("registered");
+    transport.vouched_register(&regions).expect("registered");
     transport
-        .register(&[])
+        .vouched_register(&[])
         .expect("an empty list is a duplicate");
     assert_eq!(backend.calls(), [Call::Register(regions)]);
 }
@@ -968,7 +968,7 @@ fn case_20_a_poll_is_not_held_up_by_a_registration() {
     submit(&transport, &sub_batch, &writes(1, 64)).expect("submitted");
     let gate = backend.gate_register();
     thread::scope(|scope| {
-        let registrar = scope.spawn(|| transport.register(&[RANGE]));
+        let registrar = scope.spawn(|| transport.vouched_register(&[RANGE]));
         gate.entered
             .recv_timeout(FOREVER)
             .expect("the registration is in its vendor call");
@@ -987,8 +987,10 @@ fn case_20_a_poll_is_not_held_up_by_a_registration() {
 #[test]
 fn case_18_a_range_is_deregistered_with_its_last_owner() {
     let (transport, backend) = installed();
-    transport.register(&[RANGE]).expect("registered");
-    transport.register(&[RANGE]).expect("a second owner");
+    transport.vouched_register(&[RANGE]).expect("registered");
+    transport
+        .vouched_register(&[RANGE])
+        .expect("a second owner");
     transport.deregister(RANGE).expect("one owner is left");
     assert_eq!(backend.calls(), [Call::Register(vec![RANGE])]);
     transport.deregister(RANGE).expect("the last owner");
@@ -1012,7 +1014,9 @@ fn a_failed_registration_leaves_no_range_behind() {
         ..RANGE
     };
     backend.fail_register(-2001);
-    let error = transport.register(&[RANGE, second]).expect_err("refused");
+    let error = transport
+        .vouched_register(&[RANGE, second])
+        .expect_err("refused");
     assert_eq!(error.status(), Status::InternalError);
     assert!(
         error.to_string().contains("SM_MALLOC_FAILED (-2001)"),
@@ -1033,7 +1037,7 @@ fn a_failed_registration_leaves_no_range_behind() {
 #[test]
 fn a_busy_range_is_waited_for_before_it_is_deregistered() {
     let (transport, backend) = installed();
-    transport.register(&[RANGE]).expect("registered");
+    transport.vouched_register(&[RANGE]).expect("registered");
     let sub_batch = transport.allocate(1);
     submit(
         &transport,
@@ -1059,7 +1063,9 @@ fn a_busy_range_is_waited_for_before_it_is_deregistered() {
 #[test]
 fn case_18_one_of_two_owners_of_a_busy_range_leaves_at_once() {
     let (transport, backend) = installed();
-    transport.register(&[RANGE, RANGE]).expect("registered");
+    transport
+        .vouched_register(&[RANGE, RANGE])
+        .expect("registered");
     let sub_batch = transport.allocate(1);
     submit(&transport, &sub_batch, &[read(0, RANGE.address, 0x9000, 8)]).expect("submitted");
     transport.deregister(RANGE).expect("another owner is left");
@@ -1082,7 +1088,9 @@ fn a_range_that_stays_busy_stays_registered() {
         address: 0x90_0000,
         ..RANGE
     };
-    transport.register(&[RANGE, idle]).expect("registered");
+    transport
+        .vouched_register(&[RANGE, idle])
+        .expect("registered");
     let sub_batch = transport.allocate(1);
     submit(&transport, &sub_batch, &[read(0, RANGE.address, 0x9000, 8)]).expect("submitted");
     let error = transport
@@ -1138,7 +1146,7 @@ fn a_transport_that_is_not_installed_says_so() {
     let sub_batch = transport.allocate(1);
     for error in [
         submit(&transport, &sub_batch, &writes(1, 1)).expect_err("submit"),
-        transport.register(&[RANGE]).expect_err("register"),
+        transport.vouched_register(&[RANGE]).expect_err("register"),
         transport.quiesce().expect_err("quiesce"),
     ] {
         assert!(matches!(error, Error::NotInstalled), "{error}");

@@ -105,7 +105,9 @@ fn target() {
     let memory = Memory::new(byte.parse().expect("a byte"));
     let transport = Transport::new();
     transport.install(&config()).expect("installed");
-    transport.register(&[memory.region()]).expect("registered");
+    transport
+        .vouched_register(&[memory.region()])
+        .expect("registered");
     say(&transport.endpoint().expect("installed"));
     say(&memory.address().to_string());
     while let Some(line) = listen() {
@@ -119,7 +121,7 @@ fn target() {
 fn submit_to(transport: &Transport, sub_batch: &SubBatch, peers: &[&str], requests: &[Request]) {
     let peers = peers.iter().map(|endpoint| peer(endpoint));
     transport
-        .submit(sub_batch, peers, requests.iter().copied())
+        .vouched_submit(sub_batch, peers, requests.iter().copied())
         .expect("what concerns a peer is no error of the call");
 }
 
@@ -148,8 +150,8 @@ impl Life {
         if life.note(transport.install(&config())).is_none() {
             return life;
         }
-        life.note(transport.register(&[one.region()]));
-        life.note(transport.register(&[two.region(), three.region()]));
+        life.note(transport.vouched_register(&[one.region()]));
+        life.note(transport.vouched_register(&[two.region(), three.region()]));
         // Three vendor batches of their own: written, written, read back.
         let requests = [
             write(0, one.address(), target.address, PIECE),
@@ -315,7 +317,9 @@ fn case_38_a_peer_killed_at_any_moment_fails_its_own_tasks_alone() {
     let memory = Memory::new(9);
     let transport = Transport::new();
     transport.install(&config()).expect("installed");
-    transport.register(&[memory.region()]).expect("registered");
+    transport
+        .vouched_register(&[memory.region()])
+        .expect("registered");
     let mut random = Random(38);
     let (mut completed_by_doomed, mut failed_by_doomed) = (0, 0);
     for round in 0..rounds(15) {
@@ -390,7 +394,7 @@ fn an_initiator_killed_at_any_moment_leaves_its_target_in_service() {
         address: memory.address(),
         length: LENGTH / 2,
     };
-    transport.register(&[half]).expect("registered");
+    transport.vouched_register(&[half]).expect("registered");
     let endpoint = transport.endpoint().expect("installed");
     let address = memory.address().to_string();
     let mut random = Random(7);
@@ -429,7 +433,9 @@ fn initiator() {
     let memory = Memory::new(200);
     let transport = Transport::new();
     transport.install(&config()).expect("installed");
-    transport.register(&[memory.region()]).expect("registered");
+    transport
+        .vouched_register(&[memory.region()])
+        .expect("registered");
     let requests: Vec<_> = (0..PIECES / 2)
         .map(|piece| {
             let at = piece * PIECE;
@@ -455,7 +461,9 @@ fn a_target_that_comes_back_on_another_port_is_found_after_one_refresh() {
     let memory = Memory::new(3);
     let transport = Transport::new();
     transport.install(&config()).expect("installed");
-    transport.register(&[memory.region()]).expect("registered");
+    transport
+        .vouched_register(&[memory.region()])
+        .expect("registered");
     // What the engine has cached about the segment, in this thread.
     let old = Target::start(0);
     let mut cached = (old.endpoint.clone(), old.address);
@@ -501,7 +509,9 @@ fn c11_a_library_that_hangs_past_the_timeout_is_reported_and_may_still_finish() 
     config.timeout = TIMEOUT;
     let transport = Transport::new();
     transport.install(&config).expect("installed");
-    transport.register(&[memory.region()]).expect("registered");
+    transport
+        .vouched_register(&[memory.region()])
+        .expect("registered");
     emulator.script("hang@2");
     let sub_batch = transport.allocate(3);
     for piece in 0..3 {
@@ -547,7 +557,9 @@ fn c12_a_query_that_blocks_past_the_timeout_is_waited_for() {
     config.timeout = TIMEOUT;
     let transport = Transport::new();
     transport.install(&config).expect("installed");
-    transport.register(&[memory.region()]).expect("registered");
+    transport
+        .vouched_register(&[memory.region()])
+        .expect("registered");
     let own = transport.endpoint().expect("installed");
     let sub_batch = transport.allocate(1);
     let request = write(0, memory.address(), memory.address() + PIECE, PIECE);
@@ -612,7 +624,9 @@ fn with_few_descriptors() {
     let transport = Transport::new();
     match transport.install(&config()) {
         Ok(()) => {
-            transport.register(&[memory.region()]).expect("registered");
+            transport
+                .vouched_register(&[memory.region()])
+                .expect("registered");
             let sub_batch = transport.allocate(1);
             let request = write(0, memory.address(), address, PIECE);
             submit_to(&transport, &sub_batch, &[&endpoint], &[request]);
@@ -643,7 +657,9 @@ fn a_soak_of_batches_leaves_memory_flat() {
     let memory = Memory::new(0);
     let transport = Transport::new();
     transport.install(&config()).expect("installed");
-    transport.register(&[memory.region()]).expect("registered");
+    transport
+        .vouched_register(&[memory.region()])
+        .expect("registered");
     // Now and then something goes wrong, for that must not leak either.
     emulator.script("pending=1@%5; result=-2012@%101; query=-2013@%211; submit=-2014@%307");
     let mut after_warm_up = 0;
@@ -687,7 +703,9 @@ fn a_soak_of_batches_leaves_memory_flat() {
         if transport.outstanding().0 > 64 {
             // What was freed early is only asked about by waits.
             transport.deregister(memory.region()).expect("it ends");
-            transport.register(&[memory.region()]).expect("registered");
+            transport
+                .vouched_register(&[memory.region()])
+                .expect("registered");
         }
     }
     let grown = resident_bytes().saturating_sub(after_warm_up);

@@ -262,7 +262,7 @@ proptest! {
         let hostile = Peer { name: &name, endpoint: &endpoint, problem: &problem };
         let requests = [write(0, 0x1000, 0x9000, 8), write(1, 0x2000, 0xa000, 8)];
         let (outcome, events) = events_of(|| {
-            transport.submit(&sub_batch, [hostile, peer(PEER_B)].into_iter(), requests.into_iter())
+            transport.vouched_submit(&sub_batch, [hostile, peer(PEER_B)].into_iter(), requests.into_iter())
         });
         outcome.expect("a peer is no error of the call");
         let usable = problem.is_empty() && Endpoint::parse(&endpoint).is_ok();
@@ -340,7 +340,7 @@ proptest! {
     ) {
         let (transport, backend) = installed();
         let region = Region { address, length };
-        match transport.register(&[region]) {
+        match transport.vouched_register(&[region]) {
             Ok(()) => prop_assert_eq!(backend.calls(), [Call::Register(vec![region])]),
             Err(error) => {
                 prop_assert_eq!(error.status(), Status::InvalidArgument);
@@ -367,7 +367,7 @@ fn case_16_an_endpoint_of_any_size_and_content_is_one_short_line_of_the_log() {
             problem: "",
         };
         let (outcome, events) = events_of(|| {
-            transport.submit(
+            transport.vouched_submit(
                 &sub_batch,
                 [hostile].into_iter(),
                 [write(0, 1, 1, 1)].into_iter(),
@@ -397,7 +397,7 @@ fn case_16_an_endpoint_with_a_trailing_nul_is_refused_at_any_time() {
     for (task, endpoint) in [PEER_A, "10.0.0.1:1001\0", PEER_A].into_iter().enumerate() {
         let request = write(0, 0x1000, 0x9000, 8);
         transport
-            .submit(
+            .vouched_submit(
                 &sub_batch,
                 [peer(endpoint)].into_iter(),
                 [request].into_iter(),

@@ -260,10 +260,10 @@ fn another_need_retry_code_is_pending_where_it_is_configured() {
             address,
             length: 128,
         };
-        transport.register(&[region]).expect("registered");
+        transport.vouched_register(&[region]).expect("registered");
         let sub_batch = transport.allocate(1);
         transport
-            .submit(
+            .vouched_submit(
                 &sub_batch,
                 [peer(&own)].into_iter(),
                 [write(0, address, address + 64, 64)].into_iter(),
@@ -470,10 +470,10 @@ fn a_peer_down_callback_inside_any_call_deadlocks_nothing() {
         address,
         length: 128,
     };
-    transport.register(&[region]).expect("registered");
+    transport.vouched_register(&[region]).expect("registered");
     let sub_batch = transport.allocate(1);
     transport
-        .submit(
+        .vouched_submit(
             &sub_batch,
             [peer(&own)].into_iter(),
             [write(0, address, address + 64, 64)].into_iter(),

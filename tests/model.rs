@@ -29,6 +29,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
+use common::VouchedTransport;
 use memfabric_transport::{Error, Opcode, Peer, Request, SubBatch, Transport};
 use model::allocator::Poisoning;
 use model::reference::{Expected, Model};
@@ -283,7 +284,7 @@ impl Run {
                     endpoint,
                     problem,
                 });
-                let told = self.transport.submit(
+                let told = self.transport.vouched_submit(
                     &self.sub_batches[into],
                     peers,
                     requests.iter().map(|(piece, (source, target))| Request {
@@ -342,7 +343,7 @@ impl Run {
             Step::Register { ranges, refuse } => {
                 self.vendor.refuse_register(*refuse);
                 let regions: Vec<_> = ranges.iter().map(|range| RANGES[*range]).collect();
-                let told = self.transport.register(&regions);
+                let told = self.transport.vouched_register(&regions);
                 let expected = self.model.register(ranges, *refuse);
                 self.compare(told, expected)
             }

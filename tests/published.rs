@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use common::emulator::{Process, listen, say};
 use common::peers::*;
 use common::published::{LIBRARY, enter};
-use common::{FOREVER, events_of_process, until, write};
+use common::{FOREVER, VouchedTransport, events_of_process, until, write};
 use libloading::Library;
 use memfabric_transport::{Error, TaskStatus};
 
@@ -211,7 +211,7 @@ fn every_byte_of_mixed_writes_and_reads_with_three_peers_is_where_it_belongs() {
     // One for each peer, all registered in one call.
     let memories = [(); 3].map(|()| Memory::new(0));
     transport
-        .register(&memories.map(Memory::region))
+        .vouched_register(&memories.map(Memory::region))
         .expect("registered");
     let endpoints = peers.each_ref().map(|peer| peer.endpoint);
 
@@ -269,7 +269,7 @@ fn a_range_that_is_not_registered_fails_its_own_batch_alone() {
     let [mut one, mut other] = Neighbour::receivers([1, 2]);
     let [ours, back, unread] = [9, 8, 7].map(Memory::new);
     let regions = [ours, back, unread].map(Memory::region);
-    transport.register(&regions).expect("registered");
+    transport.vouched_register(&regions).expect("registered");
     let stray: usize = one.ask("stray").parse().expect("an address");
 
     let endpoints = [one.endpoint, other.endpoint];
@@ -303,7 +303,9 @@ fn a_transfer_right_after_both_sides_registered_its_memory_completes() {
     let [mut peer] = Neighbour::receivers([0]);
     for seed in 1..10 {
         let ours = Memory::new(seed + 100);
-        transport.register(&[ours.region()]).expect("registered");
+        transport
+            .vouched_register(&[ours.region()])
+            .expect("registered");
         let theirs = peer.ask(&format!("register {seed}"));
         let theirs = theirs.parse().expect("an address");
         let requests = [match seed % 2 {
@@ -334,7 +336,9 @@ fn a_peer_of_the_same_role_fails_alone_and_the_warning_says_what_must_differ() {
     let mut sender = Neighbour::start(&[SENDER], 1);
     let [mut receiver] = Neighbour::receivers([2]);
     let ours = Memory::new(9);
-    transport.register(&[ours.region()]).expect("registered");
+    transport
+        .vouched_register(&[ours.region()])
+        .expect("registered");
     let endpoints = [sender.endpoint, receiver.endpoint];
     let requests = [
         write_all(0, ours, sender.address),
@@ -377,7 +381,7 @@ fn a_killed_peer_fails_its_own_tasks_alone_and_is_reached_again_under_its_id() {
     let [mut healthy] = Neighbour::receivers([2]);
     let [ours, back] = [3, 4].map(Memory::new);
     transport
-        .register(&[ours.region(), back.region()])
+        .vouched_register(&[ours.region(), back.region()])
         .expect("registered");
     let (endpoint, address) = (doomed.endpoint, doomed.address);
     let peers = [endpoint, healthy.endpoint];
@@ -466,7 +470,9 @@ fn the_store_may_die_under_a_pair_and_only_new_memory_is_refused() {
     let transport = installed_as(&[SENDER, ("MF_VISIBILITY_PATIENCE", "2000")]);
     let [mut peer] = Neighbour::receivers([1]);
     let ours = Memory::new(2);
-    transport.register(&[ours.region()]).expect("registered");
+    transport
+        .vouched_register(&[ours.region()])
+        .expect("registered");
     let (endpoint, theirs) = (peer.endpoint, peer.address);
     let both_ways = |peer: &mut Neighbour, seed: u8| {
         ours.fill(seed);
@@ -482,7 +488,7 @@ fn the_store_may_die_under_a_pair_and_only_new_memory_is_refused() {
         both_ways(&mut peer, seed);
     }
     let fresh = Memory::new(3);
-    let error = transport.register(&[fresh.region()]);
+    let error = transport.vouched_register(&[fresh.region()]);
     let error = error.expect_err("nobody can be told of it").to_string();
     let theirs = peer.ask("register 4");
     for error in [error, theirs] {
@@ -495,7 +501,7 @@ fn the_store_may_die_under_a_pair_and_only_new_memory_is_refused() {
     // affair; nothing may hang for it, and nothing may be COMPLETED that is not.
     let store = Neighbour::start(&[RECEIVER, HOSTS_STORE], 0);
     both_ways(&mut peer, 50);
-    let _ = transport.register(&[fresh.region()]);
+    let _ = transport.vouched_register(&[fresh.region()]);
     if let Ok(address) = peer.ask("register 60").parse() {
         let [end] = outcomes(&transport, &[endpoint], [read_all(0, fresh, address)]);
         eprintln!("memory registered with the second store: {end:?}");
@@ -520,7 +526,7 @@ fn a_stopped_peer_holds_up_no_other_and_quiesce_tells_the_truth_about_it() {
     let [mut stopped, mut healthy] = Neighbour::receivers([1, 2]);
     let [ours, back] = [3, 4].map(Memory::new);
     let regions = [ours, back].map(Memory::region);
-    transport.register(&regions).expect("registered");
+    transport.vouched_register(&regions).expect("registered");
     let peers = [stopped.endpoint, healthy.endpoint];
     let both = [
         write_all(0, ours, stopped.address),
@@ -659,7 +665,7 @@ fn leaver() {
     let endpoint = variable("PEER");
     let [into, from] = [7, 6].map(Memory::new);
     let regions = [into, from].map(Memory::region);
-    transport.register(&regions).expect("registered");
+    transport.vouched_register(&regions).expect("registered");
     let requests = [read_all(0, into, address), write_all(0, from, address)];
     transfer(&transport, &[&endpoint], &requests[..1]);
     say("connected");

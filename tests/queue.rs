@@ -172,7 +172,7 @@ fn each_peer_of_many_keeps_its_order_under_many_submitters() {
                 let mut batches: Vec<_> = (0..EACH).map(|number| batch(&name, number)).collect();
                 let ids: Vec<_> = batches
                     .iter_mut()
-                    .map(|batch| queue.submit(batch).expect("accepted"))
+                    .map(|batch| queue.vouched_submit(batch).expect("accepted"))
                     .collect();
                 for id in ids {
                     assert_eq!(answer_about(queue, id), Query::Done(Code(0)));
@@ -197,7 +197,7 @@ fn workers_are_bounded_and_whoever_waits_for_one_gets_one() {
     let mut batches: Vec<_> = (0..PEERS).map(|peer| batch(&name(peer), peer)).collect();
     let ids: Vec<_> = batches
         .iter_mut()
-        .map(|batch| queue.submit(batch).expect("accepted"))
+        .map(|batch| queue.vouched_submit(batch).expect("accepted"))
         .collect();
     library.running(MOST);
     assert_eq!((queue.workers(), library.all_begun()), (MOST, MOST));
@@ -225,7 +225,7 @@ fn workers_leave_when_idle_and_come_back() {
     assert_eq!(queue.workers(), 0, "none before the first submission");
     for round in 0..20 {
         let mut batch = batch(PEER_A, round);
-        let id = queue.submit(&mut batch).expect("accepted");
+        let id = queue.vouched_submit(&mut batch).expect("accepted");
         assert_eq!(answer_about(&queue, id), Query::Done(Code(0)));
         until("the worker leaves", || queue.workers() == 0);
     }
@@ -238,7 +238,7 @@ fn a_worker_is_called_again_as_long_as_it_stays() {
     let queue = Queued::with_idle(library, Duration::ZERO, NEVER);
     for round in 0..1000 {
         let mut batch = batch([PEER_A, PEER_B][round % 2], round);
-        let id = queue.submit(&mut batch).expect("accepted");
+        let id = queue.vouched_submit(&mut batch).expect("accepted");
         assert_eq!(answer_about(&queue, id), Query::Done(Code(0)));
     }
     // A few, where a submission came before those that there are were back.
@@ -252,7 +252,7 @@ fn a_result_is_given_once_and_an_unknown_batch_is_an_error() {
     let unknown = Query::Error(Code(-2007));
     assert_eq!(queue.query(BatchId(1)), unknown);
     let mut batch = batch(PEER_A, 0);
-    let id = queue.submit(&mut batch).expect("accepted");
+    let id = queue.vouched_submit(&mut batch).expect("accepted");
     assert_eq!(queue.query(id), Query::Pending);
     library.answer(PEER_A, -2012);
     assert_eq!(answer_about(&queue, id), Query::Done(Code(-2012)));
@@ -320,7 +320,7 @@ fn the_patience_ends_and_the_line_says_what_may_be_wrong() {
         let begun = Instant::now();
         let peer = format!("10.2.0.1:{}", 1000 + patience);
         let mut batch = batch(&peer, 0);
-        let id = machine.queue.submit(&mut batch).expect("accepted");
+        let id = machine.queue.vouched_submit(&mut batch).expect("accepted");
         assert_eq!(answer_about(&machine.queue, id), Query::Done(Code(-2000)));
         assert!(begun.elapsed() >= Duration::from_millis(patience));
         let tries = machine.library.all_begun();
@@ -456,7 +456,7 @@ fn a_teardown_ends_the_pause_between_two_tries() {
     library.answer(PEER_A, -2000);
     let queue = Queued::with_idle(library.clone(), NEVER, NEVER);
     let mut batch = batch(PEER_A, 0);
-    let id = queue.submit(&mut batch).expect("accepted");
+    let id = queue.vouched_submit(&mut batch).expect("accepted");
     library.begun(PEER_A, 1);
     // The pauses are 10 ms at most, so it may be within a try as well.
     queue.abandon();

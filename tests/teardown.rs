@@ -27,12 +27,12 @@ fn c13_teardown_under_a_hanging_batch_destroys_nothing_and_the_library_can_finis
         address,
         length: 4096,
     };
-    transport.register(&[region]).expect("registered");
+    transport.vouched_register(&[region]).expect("registered");
     let sub_batch = transport.allocate(8);
     let requests =
         (0..8).map(|index| write(0, address + index * 256, address + 2048 + index * 256, 256));
     transport
-        .submit(&sub_batch, [peer(&own)].into_iter(), requests)
+        .vouched_submit(&sub_batch, [peer(&own)].into_iter(), requests)
         .expect("submitted");
     transport.free(sub_batch);
     let busy = transport.deregister(region).expect_err("in use");

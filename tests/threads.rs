@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use common::emulator::{Emulator, config};
 use common::*;
 use memfabric_transport::{
-    Backend, BatchId, Code, CopyBatch, Endpoint, Error, Query, Region, Request, SubBatch,
+    Backend, BatchId, Code, CopyBatch, Endpoint, Error, Query, Refused, Region, Request, SubBatch,
     TaskState, TaskStatus, Transport,
 };
 use parking_lot::Mutex;
@@ -181,9 +181,9 @@ impl Site {
             let sub_batch = self.transport.allocate(slots);
             let (begin, rest) = requests.split_at(random.below(slots));
             for part in [begin, rest] {
-                let outcome = self
-                    .transport
-                    .submit(&sub_batch, self.peers(), part.iter().copied());
+                let outcome =
+                    self.transport
+                        .vouched_submit(&sub_batch, self.peers(), part.iter().copied());
                 match outcome {
                     Ok(()) => {}
                     Err(Error::Quiesced) => break,
@@ -261,7 +261,7 @@ impl Site {
                 .collect();
             match self
                 .transport
-                .submit(shared, self.peers(), requests.into_iter())
+                .vouched_submit(shared, self.peers(), requests.into_iter())
             {
                 Ok(()) => assert_eq!(shared.len(), begin + count),
                 Err(Error::Quiesced) => return,
@@ -305,7 +305,7 @@ impl Site {
     fn register(&self, over: &AtomicBool) {
         while !over.load(Ordering::SeqCst) {
             let areas: Vec<_> = (0..SUBMITTERS).map(|number| self.area(number)).collect();
-            self.transport.register(&areas).expect("registered");
+            self.transport.vouched_register(&areas).expect("registered");
             thread::yield_now();
             for area in areas {
                 match self.transport.deregister(area) {
@@ -404,7 +404,7 @@ impl Backend for Watchful {
         &self.endpoint
     }
 
-    fn register(&self, regions: &[Region]) -> Result<(), Error> {
+    unsafe fn register(&self, regions: &[Region]) -> Result<(), Error> {
         self.state.lock().registered.extend(regions);
         Ok(())
     }
@@ -433,7 +433,7 @@ impl Backend for Watchful {
         Ok(())
     }
 
-    fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
+    unsafe fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Refused> {
         self.alone("submit", |state| {
             if self.quiesced.load(Ordering::SeqCst) {
                 let late = "a submission began after quiesce had returned";
@@ -584,12 +584,12 @@ fn c15_many_threads_over_the_emulator_with_peers_down_inside_calls() {
             address: memory.address() + SUBMITTERS * SLOTS * PIECE,
             length: SUBMITTERS * SLOTS * PIECE,
         };
-        other.register(&[remote]).expect("registered");
+        other.vouched_register(&[remote]).expect("registered");
         let transport = Transport::new();
         let mut config = config();
         config.timeout = FOREVER;
         transport.install(&config).expect("installed");
-        transport.register(&[remote]).expect("registered");
+        transport.vouched_register(&[remote]).expect("registered");
         let peers = vec![
             transport.endpoint().expect("installed"),
             other.endpoint().expect("installed"),

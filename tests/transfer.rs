@@ -100,7 +100,9 @@ fn target() {
     let memory = Shared::new(LENGTH, pattern(seed));
     let transport = Transport::new();
     transport.install(&config()).expect("installed");
-    transport.register(&[memory.region()]).expect("registered");
+    transport
+        .vouched_register(&[memory.region()])
+        .expect("registered");
     say(&transport.endpoint().expect("installed"));
     say(&memory.address().to_string());
     while let Some(line) = listen() {
@@ -127,14 +129,16 @@ fn target() {
 fn initiator(memory: &Shared) -> Transport {
     let transport = Transport::new();
     transport.install(&config()).expect("installed");
-    transport.register(&[memory.region()]).expect("registered");
+    transport
+        .vouched_register(&[memory.region()])
+        .expect("registered");
     transport
 }
 
 fn transfer(transport: &Transport, targets: &[&Target], requests: &[Request]) -> Vec<TaskStatus> {
     let sub_batch = transport.allocate(requests.len());
     transport
-        .submit(
+        .vouched_submit(
             &sub_batch,
             targets.iter().map(|target| peer(&target.endpoint)),
             requests.iter().copied(),
@@ -311,7 +315,7 @@ fn case_38_a_peer_killed_half_way_fails_its_own_tasks_and_nobody_elses() {
         write(1, memory.address(), healthy.address, LENGTH),
     ];
     transport
-        .submit(&sub_batch, peers.into_iter(), requests.into_iter())
+        .vouched_submit(&sub_batch, peers.into_iter(), requests.into_iter())
         .expect("submitted");
     assert_eq!(finish(&transport, &sub_batch, 1), completed(LENGTH as u64));
     let endpoint = doomed.endpoint.clone();
@@ -326,7 +330,7 @@ fn case_38_a_peer_killed_half_way_fails_its_own_tasks_and_nobody_elses() {
     ];
     let again = transport.allocate(2);
     transport
-        .submit(
+        .vouched_submit(
             &again,
             [peer(&endpoint), peer(&healthy.endpoint)].into_iter(),
             requests.into_iter(),
@@ -352,7 +356,7 @@ fn case_38_a_query_that_fails_for_ever_is_an_error_until_quiesce_gives_up() {
     emulator.script("query=SM_NOT_CONNECTED");
     let sub_batch = transport.allocate(1);
     transport
-        .submit(
+        .vouched_submit(
             &sub_batch,
             [peer(&target.endpoint)].into_iter(),
             [write(0, memory.address(), target.address, 64)].into_iter(),
@@ -383,7 +387,7 @@ fn case_29_the_own_endpoint_is_a_target_like_any_other() {
     let own = transport.endpoint().expect("installed");
     let sub_batch = transport.allocate(1);
     transport
-        .submit(
+        .vouched_submit(
             &sub_batch,
             [peer(&own)].into_iter(),
             [read(0, memory.address() + 4096, memory.address(), 4096)].into_iter(),
@@ -423,7 +427,7 @@ fn a_result_that_the_library_never_writes_is_a_failure() {
     let own = transport.endpoint().expect("installed");
     let sub_batch = transport.allocate(1);
     transport
-        .submit(
+        .vouched_submit(
             &sub_batch,
             [peer(&own)].into_iter(),
             [write(0, memory.address(), memory.address() + 2048, 8)].into_iter(),
@@ -446,7 +450,7 @@ fn argument_arrays_that_are_read_late_are_still_there() {
         let sub_batch = transport.allocate(1);
         let at = index * piece;
         transport
-            .submit(
+            .vouched_submit(
                 &sub_batch,
                 [peer(&target.endpoint)].into_iter(),
                 [write(0, memory.address() + at, target.address + at, piece)].into_iter(),

@@ -403,8 +403,8 @@ impl Synchronous for Instance {
         &self.endpoint
     }
 
-    fn register(&self, regions: &[Region]) -> Result<(), Error> {
-        // SAFETY: the handle is live and of this library; the engine keeps the
+    unsafe fn register(&self, regions: &[Region]) -> Result<(), Error> {
+        // SAFETY: the handle is live and of this library; the caller keeps the
         // memory mapped until `deregister`.
         unsafe {
             vendor::register(
@@ -427,7 +427,7 @@ impl Synchronous for Instance {
         }
     }
 
-    fn copy(&self, pieces: Pieces) -> Code {
+    unsafe fn copy(&self, pieces: Pieces) -> Code {
         holding_errors(|| {
             self.names
                 .call(pieces.peer, || self.show(pieces.peer), || self.call(pieces))

@@ -18,7 +18,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use tracing::warn;
 
 use super::abi;
-use crate::backend::{Backend, BatchId, CopyBatch, Opcode, Query};
+use crate::backend::{Backend, BatchId, CopyBatch, Opcode, Query, Refused};
 use crate::endpoint::Endpoint;
 use crate::error::{Code, Error};
 use crate::memory::Region;
@@ -41,7 +41,11 @@ pub trait Synchronous: Send + Sync + 'static {
     /// # Errors
     ///
     /// As there.
-    fn register(&self, regions: &[Region]) -> Result<(), Error>;
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    unsafe fn register(&self, regions: &[Region]) -> Result<(), Error>;
 
     /// See [`Backend::deregister`].
     ///
@@ -53,7 +57,12 @@ pub trait Synchronous: Send + Sync + 'static {
     /// Moves the pieces of one batch. When it returns, all memory accesses of
     /// the batch have stopped, whatever the code says. Comes from several
     /// threads at once, for one peer from one at a time.
-    fn copy(&self, pieces: Pieces) -> Code;
+    ///
+    /// # Safety
+    ///
+    /// The arrays have `count` entries each and stay in place and unchanged, and
+    /// the memory at the local addresses usable, until it returns.
+    unsafe fn copy(&self, pieces: Pieces) -> Code;
 
     /// What to add to the message about a peer that stays unknown.
     fn hint(&self) -> String;
@@ -218,19 +227,20 @@ impl<L: Synchronous> Backend for Queued<L> {
         self.shared.library.endpoint()
     }
 
-    fn register(&self, regions: &[Region]) -> Result<(), Error> {
-        self.shared.library.register(regions)
+    unsafe fn register(&self, regions: &[Region]) -> Result<(), Error> {
+        // SAFETY: the caller's conditions are the same.
+        unsafe { self.shared.library.register(regions) }
     }
 
     fn deregister(&self, address: usize) -> Result<(), Error> {
         self.shared.library.deregister(address)
     }
 
-    fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
+    unsafe fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Refused> {
         let pieces = batch.pieces()?;
-        self.enqueue(pieces).map_err(|error| {
-            warn!(%error, "no thread for the library's blocking calls");
-            abi::NO_RESOURCES
+        self.enqueue(pieces).map_err(|error| Refused {
+            reason: format!("no thread for the library's blocking calls: {error}"),
+            ..Refused::from(abi::NO_RESOURCES)
         })
     }
 
@@ -289,7 +299,9 @@ impl<L: Synchronous> Shared<L> {
         let begun = Instant::now();
         let mut pause = FIRST_PAUSE;
         loop {
-            let code = self.library.copy(pieces);
+            // SAFETY: the caller of `submit` keeps arrays and memory until a query
+            // answers Done, which it does only after this worker has the result.
+            let code = unsafe { self.library.copy(pieces) };
             if code.0 != abi::SMEM_INVALID_PARAM {
                 return code;
             }

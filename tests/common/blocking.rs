@@ -145,7 +145,7 @@ impl Synchronous for Blocking {
         &self.0.endpoint
     }
 
-    fn register(&self, _: &[Region]) -> Result<(), Error> {
+    unsafe fn register(&self, _: &[Region]) -> Result<(), Error> {
         Ok(())
     }
 
@@ -153,7 +153,7 @@ impl Synchronous for Blocking {
         Ok(())
     }
 
-    fn copy(&self, pieces: Pieces) -> Code {
+    unsafe fn copy(&self, pieces: Pieces) -> Code {
         let peer = pieces.peer.to_string();
         let asked = Copied::read(pieces);
         let mut inner = self.0.inner.lock();

@@ -1,10 +1,12 @@
 //! A scripted backend and an event recorder, shared by the integration tests.
+#![allow(unsafe_code)] // implements methods that take memory by number
 #![allow(dead_code, missing_docs)]
 
 pub mod blocking;
 pub mod emulator;
 pub mod peers;
 pub mod published;
+pub mod vouched;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Write as _;
@@ -14,13 +16,14 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use memfabric_transport::{
-    Backend, BatchId, Code, CopyBatch, Endpoint, Error, Opcode, Peer, Query, Region, Request,
-    SubBatch, TaskState, TaskStatus, Transport,
+    Backend, BatchId, Code, CopyBatch, Endpoint, Error, Opcode, Peer, Query, Refused, Region,
+    Request, SubBatch, TaskState, TaskStatus, Transport,
 };
 use parking_lot::Mutex;
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+pub use vouched::{VouchedBackend, VouchedTransport};
 
 pub const TIMEOUT: Duration = Duration::from_millis(200);
 /// Longer than anything here takes; running into it is a failure.
@@ -253,7 +256,7 @@ impl Backend for Scripted {
         &self.endpoint
     }
 
-    fn register(&self, regions: &[Region]) -> Result<(), Error> {
+    unsafe fn register(&self, regions: &[Region]) -> Result<(), Error> {
         self.calls.lock().push(Call::Register(regions.to_vec()));
         let gate = self.knobs.lock().register_gate.take();
         pass(gate);
@@ -265,7 +268,7 @@ impl Backend for Scripted {
         vendor("smem_trans_deregister_mem", self.knobs.lock().deregister)
     }
 
-    fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
+    unsafe fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Refused> {
         self.calls.lock().push(Call::Submit(Submitted {
             peer: batch.peer().to_string(),
             opcode: batch.opcode(),
@@ -373,7 +376,7 @@ pub fn submit(
     sub_batch: &SubBatch,
     requests: &[Request],
 ) -> Result<(), Error> {
-    transport.submit(
+    transport.vouched_submit(
         sub_batch,
         [peer(PEER_A), peer(PEER_B)].into_iter(),
         requests.iter().copied(),

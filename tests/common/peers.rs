@@ -13,7 +13,9 @@ use memfabric_transport::{
 
 use super::emulator::{Process, listen, say};
 use super::published::LIBRARY;
-use super::{FOREVER, Random, completed, finish_within, peer, read, until, write};
+use super::{
+    FOREVER, Random, VouchedTransport, completed, finish_within, peer, read, until, write,
+};
 
 /// Of the library's own two megabytes, so that it widens no range.
 pub const LENGTH: usize = 2 << 20;
@@ -229,7 +231,7 @@ pub fn submit(transport: &Transport, peers: &[&str], requests: &[Request]) -> Su
     let sub_batch = transport.allocate(requests.len());
     let peers = peers.iter().map(|endpoint| peer(endpoint));
     transport
-        .submit(&sub_batch, peers, requests.iter().copied())
+        .vouched_submit(&sub_batch, peers, requests.iter().copied())
         .expect("what concerns a peer is no error of the call");
     sub_batch
 }
@@ -417,7 +419,9 @@ pub fn be_a_peer() {
     let transport = Transport::new();
     transport.install(&config).expect("installed");
     let mut memory = Memory::new(seed);
-    transport.register(&[memory.region()]).expect("registered");
+    transport
+        .vouched_register(&[memory.region()])
+        .expect("registered");
     let mut stray = None;
     say(&transport.endpoint().expect("installed"));
     say(&memory.address().to_string());
@@ -435,7 +439,7 @@ pub fn be_a_peer() {
             // From here on it is about this memory.
             "register" => {
                 let fresh = Memory::new(number(0) as u8);
-                match transport.register(&[fresh.region()]) {
+                match transport.vouched_register(&[fresh.region()]) {
                     Ok(()) => {
                         memory = fresh;
                         memory.address().to_string()

@@ -1,4 +1,5 @@
 //! The scripted vendor behind the queue that serves a library whose copies block.
+#![allow(unsafe_code)] // implements methods that take memory by number
 
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -6,13 +7,15 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use memfabric_transport::published::Queued;
-use memfabric_transport::{Backend, BatchId, Code, CopyBatch, Endpoint, Error, Query, Region};
+use memfabric_transport::{
+    Backend, BatchId, Code, CopyBatch, Endpoint, Error, Query, Refused, Region,
+};
 use parking_lot::Mutex;
 
 use super::script::Answer;
 use super::vendor::Instance;
 use crate::common::blocking::{Blocking, Copied, answer_about};
-use crate::common::until;
+use crate::common::{VouchedBackend, until};
 
 /// Gives the batches to the queue and lets each copy end when the script says
 /// that its batch has. What the script cannot have, for a copy before it still
@@ -87,19 +90,19 @@ impl Backend for Twin {
         self.vendor.endpoint()
     }
 
-    fn register(&self, regions: &[Region]) -> Result<(), Error> {
-        self.vendor.register(regions)
+    unsafe fn register(&self, regions: &[Region]) -> Result<(), Error> {
+        self.vendor.vouched_register(regions)
     }
 
     fn deregister(&self, address: usize) -> Result<(), Error> {
         self.vendor.deregister(address)
     }
 
-    fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
-        let id = self.vendor.submit(batch)?;
+    unsafe fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Refused> {
+        let id = self.vendor.vouched_submit(batch)?;
         let peer = batch.peer().to_string();
         let copied = Copied::of(batch);
-        let real = self.queue.submit(batch)?;
+        let real = self.queue.vouched_submit(batch)?;
         let mut lanes = self.lanes.lock();
         let (submitted, ended) = lanes.of.entry(peer.clone()).or_default();
         submitted.push(copied);

@@ -4,7 +4,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use memfabric_transport::{Backend, BatchId, Code, CopyBatch, Endpoint, Error, Query, Region};
+use memfabric_transport::{
+    Backend, BatchId, Code, CopyBatch, Endpoint, Error, Query, Refused, Region,
+};
 use parking_lot::Mutex;
 
 use super::script::{Answer, Answers, Verdict};
@@ -180,7 +182,7 @@ impl Backend for Instance {
         &self.endpoint
     }
 
-    fn register(&self, regions: &[Region]) -> Result<(), Error> {
+    unsafe fn register(&self, regions: &[Region]) -> Result<(), Error> {
         let mut inner = self.vendor.0.lock();
         inner.calls.push(Call::Register(regions.to_vec()));
         vendor("smem_trans_batch_register_mem", inner.register)
@@ -192,7 +194,7 @@ impl Backend for Instance {
         vendor("smem_trans_deregister_mem", inner.deregister)
     }
 
-    fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Code> {
+    unsafe fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Refused> {
         let mut inner = self.vendor.0.lock();
         let group = Group {
             peer: batch.peer().to_string(),
@@ -211,7 +213,7 @@ impl Backend for Instance {
                 inner.fresh_id - 1
             }
             Verdict::AcceptAs(id) => id,
-            Verdict::Refuse(code) => return Err(Code(code)),
+            Verdict::Refuse(code) => return Err(Code(code).into()),
         };
         inner.kept.push(Kept {
             life: self.life,

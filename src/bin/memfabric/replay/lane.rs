@@ -1,5 +1,6 @@
 //! The two ways that blocks take: through the transport, or straight through
 //! the library's calls.
+#![allow(unsafe_code)] // names memory to the library by number
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -78,8 +79,12 @@ impl Lane for TransportLane {
             peer: 0,
             opcode: piece.opcode,
         });
-        self.transport
-            .submit(sub_batch, std::iter::once(target), requests)
+        // SAFETY: the pieces' local memory is the staging memory, which the session
+        // leaks with the transport, and which is looked at when a piece is done.
+        unsafe {
+            self.transport
+                .submit(sub_batch, std::iter::once(target), requests)
+        }
     }
 
     fn sweep(&mut self, flight: usize, pieces: &mut [Piece]) -> Result<(), Error> {
@@ -209,9 +214,11 @@ impl Lane for RawLane {
             batch.copy.push(piece.local, piece.remote, piece.length);
         }
         for batch in batches.iter_mut().filter(|batch| !batch.copy.is_empty()) {
-            match self.backend.submit(&mut batch.copy) {
+            // SAFETY: a flight is filled again only once its batches are done, and
+            // is leaked with the session; so is the staging memory, see above.
+            match unsafe { self.backend.submit(&mut batch.copy) } {
                 Ok(id) => batch.progress = RawProgress::Outstanding(id),
-                Err(code) => batch.finish(code),
+                Err(refused) => batch.finish(refused.code),
             }
         }
         Ok(())

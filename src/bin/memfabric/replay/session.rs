@@ -1,4 +1,5 @@
 //! The initiator: its transport, its target, and the replay between them.
+#![allow(unsafe_code)] // names memory to the library by number
 
 use std::ffi::OsString;
 use std::mem::ManuallyDrop;
@@ -107,7 +108,8 @@ impl Session {
             handle: transport,
             _backend: backend,
         });
-        link.handle.register(&regions)?;
+        // SAFETY: the staging memory is in the link, which is never dropped.
+        unsafe { link.handle.register(&regions) }?;
         Ok(Self {
             target,
             emulator: chosen.emulator,

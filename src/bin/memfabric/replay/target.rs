@@ -1,4 +1,5 @@
 //! The process that owns the pools. Its CPU has no part in the transfers.
+#![allow(unsafe_code)] // names memory to the library by number
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -59,7 +60,9 @@ fn serve(args: &Args, log: &Log) -> Result<(), String> {
         .map(|_| Memory::new(args.slots, args.block_bytes))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| format!("no memory for the pool: {error}"))?;
-    let transport = up(&config, &pools).map_err(|error| error.to_string())?;
+    // Whatever becomes of the transport, an initiator may still write there.
+    let pools: &[Memory] = pools.leak();
+    let transport = up(&config, pools).map_err(|error| error.to_string())?;
     let ready = Answer::Ready {
         endpoint: transport.endpoint().unwrap_or_default(),
         pools: pools.iter().map(|pool| pool.address(0)).collect(),
@@ -99,11 +102,12 @@ fn serve(args: &Args, log: &Log) -> Result<(), String> {
     Ok(())
 }
 
-fn up(config: &Config, pools: &[Memory]) -> Result<Transport, memfabric_transport::Error> {
+fn up(config: &Config, pools: &'static [Memory]) -> Result<Transport, memfabric_transport::Error> {
     let transport = Transport::new();
     transport.install(config)?;
     let regions: Vec<_> = pools.iter().map(Memory::region).collect();
-    transport.register(&regions)?;
+    // SAFETY: the pools stay until the process ends.
+    unsafe { transport.register(&regions) }?;
     Ok(transport)
 }
 
