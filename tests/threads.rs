@@ -443,7 +443,7 @@ impl Backend for Watchful {
             let id = state.batches.len();
             let mut random = Random(self.seed.wrapping_add(earlier));
             if random.below(10) == 0 {
-                return Err(Code(-2014));
+                return Err(Code(-2014).into());
             }
             let pieces = batch.local().iter().zip(batch.lengths());
             state.batches.push(Some(Running {
