@@ -212,17 +212,10 @@ impl CopyBatch {
         self.lengths.capacity()
     }
 
-    /// Bytes of all pieces.
+    /// Bytes of all pieces; no more than there are numbers for.
     pub fn bytes(&self) -> u64 {
-        self.lengths.iter().map(|length| *length as u64).sum()
-    }
-
-    /// Whether a piece reads or writes local memory in `region`.
-    pub fn uses(&self, region: Region) -> bool {
-        let pieces = self.local.iter().zip(&self.lengths);
-        pieces
-            .into_iter()
-            .any(|(address, length)| region.overlaps(*address, *length))
+        let lengths = self.lengths.iter();
+        lengths.fold(0, |sum: u64, length| sum.saturating_add(*length as u64))
     }
 }
 
@@ -244,6 +237,15 @@ impl From<Code> for Refused {
             code,
             reason: String::new(),
             doubtful: false,
+        }
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.reason.as_str() {
+            "" => self.code.fmt(f),
+            reason => write!(f, "{}: {reason}", self.code),
         }
     }
 }
@@ -306,9 +308,12 @@ pub trait Backend: Send + Sync {
 
     /// The last resort of a teardown that has waited in vain: ends whatever the
     /// library still does to this process's memory, if it can be ended for
-    /// certain, after which queries answer [`Query::Done`]. Nothing is submitted,
-    /// registered or deregistered any more. Interrupts no call (C12).
-    fn fence(&self) {}
+    /// certain, after which queries answer [`Query::Done`]. Answers whether there
+    /// is anything to ask about again. Nothing is submitted, registered or
+    /// deregistered any more. Interrupts no call (C12).
+    fn fence(&self) -> bool {
+        false
+    }
 
     /// Told in place of a drop when the transport is torn down with batches
     /// outstanding (C13): what is running goes on, and nothing that only waits

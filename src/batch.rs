@@ -11,11 +11,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::backend::{BatchId, CopyBatch, Opcode};
 use crate::endpoint::{self, Endpoint};
-use crate::error::{Code, Error};
+use crate::error::Code;
+use crate::footprint::Footprint;
+use crate::zeroed;
 
 /// One transfer that the engine asks for.
 #[derive(Clone, Copy, Debug)]
@@ -46,11 +48,11 @@ pub struct Peer<'a> {
 }
 
 /// Most characters of a peer's name and of its problem in a message.
-const LONGEST_NAME: usize = 255;
+pub(crate) const LONGEST_NAME: usize = 255;
 const LONGEST_PROBLEM: usize = 511;
 
 impl Peer<'_> {
-    fn parse(&self) -> Result<Endpoint, String> {
+    pub(crate) fn parse(&self) -> Result<Endpoint, String> {
         if !self.problem.is_empty() {
             // It may quote what the peer published.
             return Err(endpoint::excerpt(self.problem, LONGEST_PROBLEM));
@@ -131,12 +133,14 @@ pub(crate) struct VendorBatch {
     progress: AtomicU64,
     /// Place in the transport's list of outstanding batches; guarded by its lock.
     pub(crate) place: AtomicUsize,
-    /// Whether a wait for this batch ran into its deadline: nothing but an
-    /// explicit quiesce waits for it again.
-    pub(crate) waited_out: AtomicBool,
+    /// When a wait first met this batch: from then on it has one timeout, and no
+    /// wait but an explicit quiesce waits for it longer (C19).
+    waited_for_since: OnceLock<Instant>,
     pub(crate) id: BatchId,
     pub(crate) submitted: Option<Instant>,
     pub(crate) copy: CopyBatch,
+    /// The memory of this process that the batch reads or writes.
+    pub(crate) footprint: Footprint,
 }
 
 impl Default for VendorBatch {
@@ -144,10 +148,11 @@ impl Default for VendorBatch {
         Self {
             progress: AtomicU64::new(Progress::Outstanding { answers: 0 }.pack()),
             place: AtomicUsize::new(0),
-            waited_out: AtomicBool::new(false),
+            waited_for_since: OnceLock::new(),
             id: BatchId::default(),
             submitted: None,
             copy: CopyBatch::default(),
+            footprint: Footprint::default(),
         }
     }
 }
@@ -156,8 +161,32 @@ impl VendorBatch {
     /// A batch that is about to be submitted.
     pub(crate) fn renew(&mut self) {
         *self.progress.get_mut() = Progress::Outstanding { answers: 0 }.pack();
-        *self.waited_out.get_mut() = false;
+        self.waited_for_since.take();
         self.submitted = None;
+        self.footprint.clear();
+    }
+
+    /// Takes the pieces that are to be submitted, and gives up the room of the
+    /// last ones for them. A batch to our own endpoint uses our memory at both
+    /// ends (C17).
+    pub(crate) fn fill(&mut self, copy: &mut CopyBatch, own: &Endpoint) {
+        std::mem::swap(&mut self.copy, copy);
+        let copy = &self.copy;
+        self.footprint.add(copy.local(), copy.lengths());
+        if copy.peer() == own {
+            self.footprint.add(copy.remote(), copy.lengths());
+        }
+    }
+
+    /// Begins this batch's time to be waited for, if nothing did before.
+    pub(crate) fn wait_from(&self, now: Instant) {
+        self.waited_for_since.get_or_init(|| now);
+    }
+
+    /// Whether it was waited for as long as `timeout`.
+    pub(crate) fn had_its_time(&self, now: Instant, timeout: Duration) -> bool {
+        let since = self.waited_for_since.get();
+        since.is_some_and(|since| now.saturating_duration_since(*since) >= timeout)
     }
 
     /// Acquire: whoever sees the result also sees what happened before it.
@@ -195,28 +224,24 @@ impl VendorBatch {
 }
 
 /// [`Task::batch`] of a task that was done at submission: empty, so COMPLETED.
-const EMPTY: u32 = u32::MAX;
+pub(crate) const EMPTY: u32 = u32::MAX;
 /// [`Task::batch`] of a task that no vendor batch could take: FAILED.
-const REFUSED: u32 = u32::MAX - 1;
-/// The most tasks that a sub-batch can hold, whatever was asked for: its memory
-/// is there from the start, 32 bytes for each.
+pub(crate) const REFUSED: u32 = u32::MAX - 1;
+/// The most tasks that a sub-batch can hold, whatever was asked for: 16 bytes of
+/// address space for each.
 pub(crate) const MAX_TASKS: usize = 1 << 24;
 
 /// What a task is part of, and what it was told. With its length, 16 bytes.
-#[derive(Debug, Default)]
-struct Task {
-    /// Position of its vendor batch in the sub-batch, or one of the above.
-    batch: AtomicU32,
-    /// The number of "pending" answers of its vendor batch when it was last
-    /// polled.
-    seen: AtomicU32,
-}
+pub(crate) type Task = [AtomicU32; 2];
+/// Position of its vendor batch in the sub-batch, or one of the above.
+const BATCH: usize = 0;
+/// The number of "pending" answers of its vendor batch when it was last polled.
+const SEEN: usize = 1;
 
-impl Task {
-    fn begin(&self, batch: u32) {
-        self.batch.store(batch, Ordering::Relaxed);
-        self.seen.store(0, Ordering::Relaxed);
-    }
+/// Makes `task` one of the vendor batch at position `batch`.
+pub(crate) fn begin(task: &Task, batch: u32) {
+    task[BATCH].store(batch, Ordering::Relaxed);
+    task[SEEN].store(0, Ordering::Relaxed);
 }
 
 /// TENT's container of tasks, of fixed capacity.
@@ -243,23 +268,60 @@ pub(crate) struct Table {
     refused: AtomicBool,
     /// Tasks that polls may read; stored last, with Release.
     length: AtomicUsize,
-    /// One entry for each vendor batch, at most one a task.
-    batches: Box<[OnceLock<Arc<VendorBatch>>]>,
+    batches: Batches,
     batch_count: AtomicUsize,
+    /// So many vendor batches from the first on are known to have succeeded.
+    succeeded: AtomicUsize,
+}
+
+/// The vendor batches of a sub-batch, at most one a task and mostly one a call:
+/// room for them is made as it is needed, each time twice as much as before, and
+/// none of it moves.
+#[derive(Debug, Default)]
+struct Batches([OnceLock<Box<[BatchSlot]>>; 23]);
+
+type BatchSlot = OnceLock<Arc<VendorBatch>>;
+
+/// Slots in the first piece of room.
+const FIRST_BATCHES: usize = 4;
+
+impl Batches {
+    /// Which piece of room the slot `index` is in, and where in it.
+    fn place(index: usize) -> (usize, usize) {
+        let number = index + FIRST_BATCHES;
+        let room = (number / FIRST_BATCHES).ilog2();
+        (room as usize, number - (FIRST_BATCHES << room))
+    }
+
+    fn get(&self, index: usize) -> Option<&Arc<VendorBatch>> {
+        let (room, slot) = Self::place(index);
+        self.0.get(room)?.get()?.get(slot)?.get()
+    }
+
+    fn set(&self, index: usize, batch: Arc<VendorBatch>) {
+        let (room, slot) = Self::place(index);
+        let room = self.0[room].get_or_init(|| {
+            let slots = FIRST_BATCHES << room;
+            std::iter::repeat_with(OnceLock::new).take(slots).collect()
+        });
+        // Empty: slots past the count were taken out by `clear`.
+        let _ = room[slot].set(batch);
+    }
+
+    fn take(&mut self, index: usize) -> Option<Arc<VendorBatch>> {
+        let (room, slot) = Self::place(index);
+        self.0.get_mut(room)?.get_mut()?.get_mut(slot)?.take()
+    }
 }
 
 impl Table {
-    pub(crate) fn with_room_for(tasks: usize) -> Self {
-        Self {
-            tasks: std::iter::repeat_with(Task::default).take(tasks).collect(),
-            lengths: std::iter::repeat_with(AtomicU64::default)
-                .take(tasks)
-                .collect(),
-            refused: AtomicBool::new(false),
-            length: AtomicUsize::new(0),
-            batches: std::iter::repeat_with(OnceLock::new).take(tasks).collect(),
-            batch_count: AtomicUsize::new(0),
-        }
+    /// None if there is no memory for it. What is not used costs none.
+    pub(crate) fn with_room_for(tasks: usize) -> Option<Self> {
+        Some(Self {
+            tasks: zeroed::slice(tasks)?,
+            lengths: zeroed::slice(tasks)?,
+            ..Self::default()
+        })
     }
 
     /// Number of tasks that it has room for.
@@ -271,8 +333,9 @@ impl Table {
     pub(crate) fn clear(&mut self) -> impl Iterator<Item = Arc<VendorBatch>> {
         *self.length.get_mut() = 0;
         *self.refused.get_mut() = false;
+        *self.succeeded.get_mut() = 0;
         let count = std::mem::take(self.batch_count.get_mut());
-        self.batches[..count].iter_mut().filter_map(OnceLock::take)
+        (0..count).filter_map(|index| self.batches.take(index))
     }
 }
 
@@ -335,7 +398,7 @@ impl SubBatch {
         let (Some(length), Some(task)) = (self.lengths().get(task), table.tasks.get(task)) else {
             return Peek::Answer(TaskStatus::FAILED);
         };
-        let batch = match task.batch.load(Ordering::Relaxed) {
+        let batch = match task[BATCH].load(Ordering::Relaxed) {
             EMPTY => {
                 return Peek::Answer(TaskStatus {
                     state: TaskState::Completed,
@@ -343,7 +406,7 @@ impl SubBatch {
                 });
             }
             REFUSED => return Peek::Answer(TaskStatus::FAILED),
-            index => table.batches.get(index as usize).and_then(OnceLock::get),
+            index => table.batches.get(index as usize),
         };
         let Some(batch) = batch else {
             return Peek::Answer(TaskStatus::FAILED);
@@ -355,7 +418,7 @@ impl SubBatch {
             }),
             Progress::Done(_) => Peek::Answer(TaskStatus::FAILED),
             Progress::Outstanding { answers } => {
-                if task.seen.swap(answers, Ordering::Relaxed) == answers {
+                if task[SEEN].swap(answers, Ordering::Relaxed) == answers {
                     Peek::Ask { batch, answers }
                 } else {
                     Peek::Answer(TaskStatus::PENDING)
@@ -379,245 +442,56 @@ impl SubBatch {
         let lengths = self.lengths();
         let table = &self.table;
         let count = table.batch_count.load(Ordering::Relaxed);
-        let batches = table.batches.get(..count).unwrap_or_default();
-        // From the last one, which a sweep asks for last.
-        let all_done = batches
-            .iter()
-            .rev()
-            .filter_map(OnceLock::get)
-            .all(|batch| matches!(batch.progress(), Progress::Done(code) if code.is_ok()));
-        if all_done && !table.refused.load(Ordering::Relaxed) {
+        // What has succeeded stays so, and is looked at once. Acquire and Release:
+        // who goes on from here sees what the one before saw.
+        let known = table.succeeded.load(Ordering::Acquire);
+        let mut succeeded = known;
+        while succeeded < count
+            && let Some(batch) = table.batches.get(succeeded)
+            && matches!(batch.progress(), Progress::Done(code) if code.is_ok())
+        {
+            succeeded += 1;
+        }
+        if succeeded > known {
+            table.succeeded.fetch_max(succeeded, Ordering::Release);
+        }
+        if succeeded >= count && !table.refused.load(Ordering::Relaxed) {
             lengths
         } else {
             &[]
         }
     }
-}
 
-/// A call being split into vendor batches (C8); kept between calls for its room.
-#[derive(Debug, Default)]
-pub(crate) struct Grouping {
-    /// For each peer of the call, its endpoint if it has a usable one; behind
-    /// them, those of earlier calls.
-    endpoints: Vec<Option<Endpoint>>,
-    /// For each peer, READ then WRITE: position in `groups`, or [`NO_GROUP`].
-    group_of: Vec<[u32; 2]>,
-    /// In order of their first request; none is empty.
-    pub(crate) groups: Vec<CopyBatch>,
-    /// The first request that no library could execute, with its position.
-    pub(crate) unaddressable: Option<(usize, Request)>,
-    spare: Vec<CopyBatch>,
-}
-
-/// Past the end of [`Grouping::groups`]: no request of a peer and direction so
-/// far, or none that can have a group.
-const NO_GROUP: u32 = u32::MAX;
-
-/// A peer whose tasks are FAILED at submission, and why.
-#[derive(Debug)]
-pub(crate) struct Unreachable {
-    pub(crate) name: String,
-    pub(crate) problem: String,
-}
-
-impl Grouping {
-    /// Takes the call's peers in. Those that cannot be reached are returned, for
-    /// the log.
-    pub(crate) fn begin<'a>(&mut self, peers: impl Iterator<Item = Peer<'a>>) -> Vec<Unreachable> {
-        let mut unreachable = Vec::new();
-        self.group_of.clear();
-        self.unaddressable = None;
-        self.spare.append(&mut self.groups);
-        for (index, peer) in peers.enumerate() {
-            if index == self.endpoints.len() {
-                self.endpoints.push(None);
-            }
-            // The last call's peers are mostly this one's, so parsing is rare.
-            let endpoint = &mut self.endpoints[index];
-            if !peer.problem.is_empty() || !endpoint.is_some_and(|known| known.is(peer.endpoint)) {
-                *endpoint = peer
-                    .parse()
-                    .map_err(|problem| {
-                        unreachable.push(Unreachable {
-                            name: endpoint::excerpt(peer.name, LONGEST_NAME),
-                            problem,
-                        });
-                    })
-                    .ok();
-            }
-            self.group_of.push([NO_GROUP; 2]);
-        }
-        unreachable
+    /// The tasks and lengths of later calls, not visible yet. Only under the
+    /// transport's lock.
+    pub(crate) fn room(&self) -> (&[Task], &[AtomicU64]) {
+        let used = self.len();
+        let room = used..self.capacity;
+        (&self.table.tasks[room.clone()], &self.table.lengths[room])
     }
 
-    /// Appends the call's tasks behind the tasks that `sub_batch` has, not yet
-    /// visible, and its pieces to `groups`. Only under the transport's lock.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::OverCapacity`], [`Error::PeerOutOfRange`],
-    /// [`Error::OpcodeUnknown`]; nothing that a poll can see has changed then.
-    pub(crate) fn fill(
-        &mut self,
-        sub_batch: &SubBatch,
-        requests: impl ExactSizeIterator<Item = Request> + Clone,
-    ) -> Result<(), Error> {
-        let first_task = sub_batch.len();
-        let first_batch = sub_batch.table.batch_count.load(Ordering::Relaxed) as u32;
-        let room = sub_batch.capacity - first_task;
-        if requests.len() > room {
-            return Err(Error::OverCapacity {
-                asked: requests.len(),
-                allowed: room,
-                capacity: sub_batch.capacity,
-            });
-        }
-        let table = &sub_batch.table;
-        let tasks = table.tasks[first_task..].iter();
-        let places = tasks.zip(&table.lengths[first_task..]);
-        if let Some(group) = self.add_alike(requests.clone()) {
-            for (request, (task, length)) in requests.zip(places) {
-                task.begin(first_batch + group);
-                length.store(request.length as u64, Ordering::Relaxed);
-            }
-            return Ok(());
-        }
-        for (index, (request, (task, length))) in requests.zip(places).enumerate() {
-            let batch = match self.add(&request) {
-                Some(group) => first_batch + group,
-                None => self.add_unusual(index, request, first_batch)?,
-            };
-            if batch == REFUSED {
-                table.refused.store(true, Ordering::Relaxed);
-            }
-            task.begin(batch);
-            length.store(request.length as u64, Ordering::Relaxed);
-        }
-        Ok(())
+    /// Number of vendor batches so far. Only under the transport's lock.
+    pub(crate) fn batch_count(&self) -> usize {
+        self.table.batch_count.load(Ordering::Relaxed)
     }
 
-    /// Adds all requests to one group if they have that in common and nothing
-    /// else is to be said about them. The usual call is like that, and costs a
-    /// fraction of sorting it.
-    fn add_alike(&mut self, requests: impl Iterator<Item = Request> + Clone) -> Option<u32> {
-        let first = requests.clone().next()?;
-        let alike = requests.clone().all(|request| {
-            request.peer == first.peer
-                && request.opcode == first.opcode
-                && request.is_transferable()
-        });
-        if !alike {
-            return None;
+    /// Makes the next `tasks` visible, with the vendor batches of their call and
+    /// whether one of them is in none. Only under the transport's lock.
+    pub(crate) fn publish(
+        &self,
+        tasks: usize,
+        batches: impl Iterator<Item = Arc<VendorBatch>>,
+        refused: bool,
+    ) {
+        if refused {
+            self.table.refused.store(true, Ordering::Relaxed);
         }
-        let position = self.group(first.peer, first.opcode)?;
-        let pieces = requests.map(|request| (request.source, request.target, request.length));
-        self.groups[position as usize].extend(pieces);
-        Some(position)
-    }
-
-    /// Adds a request's piece to the group that its peer and direction have; None
-    /// if there is more to it. Nearly every request is done with here.
-    #[inline]
-    fn add(&mut self, request: &Request) -> Option<u32> {
-        if !request.is_transferable() {
-            return None;
-        }
-        let groups = self.group_of.get(request.peer as usize)?;
-        let position = *groups.get(usize::from(request.opcode.0))?;
-        let group = self.groups.get_mut(position as usize)?;
-        group.push(request.source, request.target, request.length);
-        Some(position)
-    }
-
-    /// What becomes of a request that [`Self::add`] did not take: the task's
-    /// [`Task::batch`].
-    #[cold]
-    fn add_unusual(
-        &mut self,
-        index: usize,
-        request: Request,
-        first_batch: u32,
-    ) -> Result<u32, Error> {
-        let Some(groups) = self.group_of.get(request.peer as usize) else {
-            return Err(Error::PeerOutOfRange {
-                request: index,
-                peer: request.peer,
-                peers: self.group_of.len(),
-            });
-        };
-        if usize::from(request.opcode.0) >= groups.len() {
-            return Err(Error::OpcodeUnknown {
-                request: index,
-                opcode: request.opcode.0,
-            });
-        }
-        if request.length == 0 {
-            return Ok(EMPTY);
-        }
-        if !request.is_transferable() {
-            self.unaddressable.get_or_insert((index, request));
-            return Ok(REFUSED);
-        }
-        let group = self.group(request.peer, request.opcode);
-        let group = group.and_then(|_| self.add(&request));
-        Ok(group.map_or(REFUSED, |group| first_batch + group))
-    }
-
-    /// The group of a peer and direction, made if there is none; None if there
-    /// can be none.
-    fn group(&mut self, peer: u32, opcode: Opcode) -> Option<u32> {
-        let groups = self.group_of.get(peer as usize)?;
-        let known = *groups.get(usize::from(opcode.0))?;
-        if known != NO_GROUP {
-            return Some(known);
-        }
-        let endpoint = self.endpoints[peer as usize]?;
-        let group = self.group_with(endpoint, opcode);
-        self.group_of[peer as usize][usize::from(opcode.0)] = group;
-        Some(group)
-    }
-
-    /// The group of an earlier peer with the same endpoint, or a new one.
-    fn group_with(&mut self, endpoint: Endpoint, opcode: Opcode) -> u32 {
-        let same = self
-            .groups
-            .iter()
-            .position(|batch| batch.opcode() == opcode && *batch.peer() == endpoint);
-        let position = same.unwrap_or_else(|| {
-            let mut batch = self.spare.pop().unwrap_or_default();
-            batch.reset(endpoint, opcode);
-            self.groups.push(batch);
-            self.groups.len() - 1
-        });
-        position as u32
-    }
-}
-
-impl Request {
-    /// Not empty, and neither side is null or wraps: a library may refuse a whole
-    /// batch for one such piece.
-    #[inline]
-    fn is_transferable(&self) -> bool {
-        self.length != 0
-            && self.source != 0
-            && self.target != 0
-            && self.source.checked_add(self.length).is_some()
-            && self.target.checked_add(self.length).is_some()
-    }
-}
-
-impl SubBatch {
-    /// Makes the tasks that [`Grouping::fill`] wrote visible, with the vendor
-    /// batches of the call's groups in their order. Only under the transport's
-    /// lock.
-    pub(crate) fn publish(&self, tasks: usize, batches: impl Iterator<Item = Arc<VendorBatch>>) {
-        let count = &self.table.batch_count;
+        let mut count = self.batch_count();
         for batch in batches {
-            let index = count.load(Ordering::Relaxed);
-            // Empty: slots past the count were taken out by `clear`.
-            let _ = self.table.batches[index].set(batch);
-            count.store(index + 1, Ordering::Relaxed);
+            self.table.batches.set(count, batch);
+            count += 1;
         }
+        self.table.batch_count.store(count, Ordering::Relaxed);
         let length = self.len() + tasks;
         self.table.length.store(length, Ordering::Release);
     }
@@ -626,6 +500,7 @@ impl SubBatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::grouping::Grouping;
 
     fn request(length: usize, peer: u32) -> Request {
         Request {
@@ -651,7 +526,7 @@ mod tests {
             .expect("it fits");
         let batches: Vec<Arc<VendorBatch>> =
             grouping.groups.iter().map(|_| Arc::default()).collect();
-        sub_batch.publish(requests.len(), batches.iter().cloned());
+        sub_batch.publish(requests.len(), batches.iter().cloned(), grouping.refused);
         batches
     }
 
@@ -664,7 +539,7 @@ mod tests {
 
     #[test]
     fn lengths_are_shown_once_every_task_is_completed() {
-        let sub_batch = SubBatch::new(1, 4, Table::with_room_for(4));
+        let sub_batch = SubBatch::new(1, 4, table(4));
         let first = submit(&sub_batch, &[request(8, 0), request(0, 0)]);
         assert_eq!(shown(&sub_batch), [], "the first task is outstanding");
         first[0].finish(Code::OK);
@@ -679,15 +554,80 @@ mod tests {
 
     #[test]
     fn lengths_of_a_failed_batch_are_never_shown() {
-        let sub_batch = SubBatch::new(1, 1, Table::with_room_for(1));
+        let sub_batch = SubBatch::new(1, 1, table(1));
         let batches = submit(&sub_batch, &[request(8, 0)]);
         batches[0].finish(Code(-1));
         assert_eq!(shown(&sub_batch), []);
     }
 
+    fn table(tasks: usize) -> Table {
+        Table::with_room_for(tasks).expect("a little memory")
+    }
+
     #[test]
     fn a_task_is_at_most_32_bytes() {
+        // With a vendor batch for each, which is rare; twice, as room doubles.
         let task = size_of::<Task>() + size_of::<AtomicU64>();
-        assert!(task + size_of::<OnceLock<Arc<VendorBatch>>>() <= 32);
+        assert!(task + size_of::<BatchSlot>() <= 32);
+    }
+
+    #[test]
+    fn b09_a_rejected_call_leaves_nothing_in_the_sub_batch() {
+        let sub_batch = SubBatch::new(1, 4, table(4));
+        let batches = submit(&sub_batch, &[request(8, 0)]);
+        let mut grouping = Grouping::default();
+        grouping.begin(std::iter::once(Peer {
+            name: "peer",
+            endpoint: "",
+            problem: "",
+        }));
+        let rejected = [request(8, 0), request(8, 7)];
+        let outcome = grouping.fill(&sub_batch, rejected.into_iter());
+        outcome.expect_err("there is no peer 7");
+        batches[0].finish(Code::OK);
+        assert_eq!(shown(&sub_batch), [8]);
+    }
+
+    /// As in a sweep beside a slow batch: each look may go over what is new, not
+    /// over all batches again.
+    #[test]
+    fn b03_looking_for_completed_tasks_is_linear_in_their_number() {
+        for slow in [0, 8000, 15_999] {
+            let sub_batch = SubBatch::new(1, 16_000, table(16_000));
+            let batches: Vec<_> = (0..16_000)
+                .flat_map(|_| submit(&sub_batch, &[request(8, 0)]))
+                .collect();
+            let others = batches.iter().enumerate().filter(|(at, _)| *at != slow);
+            let mut before = 0;
+            for (finished, (_, batch)) in others.enumerate() {
+                batch.finish(Code::OK);
+                assert!(sub_batch.completed().is_empty());
+                let known = sub_batch.table.succeeded.load(Ordering::Relaxed);
+                assert!(known >= before, "it never starts again");
+                assert_eq!(known, (finished + 1).min(slow));
+                before = known;
+            }
+            batches[slow].finish(Code::OK);
+            assert_eq!(sub_batch.completed().len(), 16_000);
+        }
+    }
+
+    #[test]
+    fn room_for_vendor_batches_is_found_again_whatever_their_number() {
+        let batches = Batches::default();
+        for index in 0..5000 {
+            assert!(batches.get(index).is_none());
+            let batch = VendorBatch {
+                id: BatchId(index as u64),
+                ..VendorBatch::default()
+            };
+            batches.set(index, Arc::new(batch));
+        }
+        for index in 0..5000 {
+            let id = batches.get(index).map(|batch| batch.id);
+            assert_eq!(id, Some(BatchId(index as u64)));
+        }
+        let (room, slot) = Batches::place(MAX_TASKS - 1);
+        assert!(room < batches.0.len() && slot < FIRST_BATCHES << room);
     }
 }

@@ -18,6 +18,8 @@ impl Code {
     /// What a result slot holds before the library writes to it. No code of
     /// the library, so a result that was never written names itself.
     pub const UNWRITTEN: Self = Self(i32::MIN);
+    /// Of a batch that was never given to the library. No code of the library.
+    pub const NOT_SUBMITTED: Self = Self(i32::MIN + 1);
 
     /// Whether this is success.
     pub fn is_ok(self) -> bool {
@@ -29,6 +31,9 @@ impl fmt::Display for Code {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if *self == Self::UNWRITTEN {
             return f.write_str("no result written by the library");
+        }
+        if *self == Self::NOT_SUBMITTED {
+            return f.write_str("never given to the library");
         }
         match abi::CODES.iter().find(|(number, _)| *number == self.0) {
             Some((number, name)) => write!(f, "{name} ({number})"),
@@ -300,7 +305,7 @@ pub enum Error {
     },
     /// A range is still used by outstanding batches.
     #[error(
-        "memory range {address:#x} of {length} bytes stays registered: {batches} outstanding vendor batches still use it after {waited_ms} ms; do not free it"
+        "memory range {address:#x} of {length} bytes stays registered until they are done: {batches} outstanding vendor batches still use it after {waited_ms} ms; do not free it"
     )]
     RegionBusy {
         /// Its first byte.
@@ -312,8 +317,28 @@ pub enum Error {
         /// How long they were waited for.
         waited_ms: u128,
     },
+    /// A range that is to be registered lies over one whose removal was refused
+    /// and is still to be made up for (C16).
+    #[error(
+        "memory range {address:#x} of {length} bytes cannot be registered yet: the removal of what was registered there before, {old_address:#x} of {old_length} bytes, waits for {batches} outstanding vendor batches; register it again when they are done"
+    )]
+    RegionLeaving {
+        /// Its first byte.
+        address: usize,
+        /// Its bytes.
+        length: usize,
+        /// First byte of the range that was there before.
+        old_address: usize,
+        /// Its bytes.
+        old_length: usize,
+        /// Batches that use that one.
+        batches: usize,
+    },
     /// A query was answered by neither "pending" nor a result (C5).
-    #[error("query of vendor batch {batch} (peer {peer}) failed: {code}; its tasks stay pending")]
+    #[error(
+        "query of vendor batch {batch} (peer {peer}) failed: {code}; its tasks stay pending{}",
+        pending_hint(*.code)
+    )]
     QueryFailed {
         /// The vendor's batch id.
         batch: u64,
@@ -378,6 +403,7 @@ impl Error {
             | Self::NotInstalled
             | Self::Quiesced
             | Self::RegionBusy { .. }
+            | Self::RegionLeaving { .. }
             | Self::QueryFailed { .. }
             | Self::QuiesceTimeout { .. }
             | Self::Panicked { .. } => Status::InternalError,
@@ -415,6 +441,16 @@ fn acl_answer(code: Option<i32>) -> String {
         || "makes no sense: neither side is device memory".to_owned(),
         |code| format!("failed: ACL code {code}"),
     )
+}
+
+/// No error of the library is positive, so a number that is may be its "pending".
+pub(crate) fn pending_hint(code: Code) -> String {
+    match code.0 {
+        ..=0 => String::new(),
+        number => format!(
+            "; if every running batch answers so, {number} is what this library calls pending: set transports/memfabric/need_retry_code to {number}"
+        ),
+    }
 }
 
 fn query_answer(code: Option<Code>) -> String {

@@ -1,8 +1,9 @@
 //! Registered ranges of local memory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::error::Error;
+use crate::footprint::Footprint;
 
 /// One range of memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +43,7 @@ impl Region {
     }
 }
 
-/// The ranges that the library knows, with how often each was registered.
+/// The ranges that the library knows, and what is being done about them.
 ///
 /// The library names a range by its address alone, so one address has one
 /// length here. Ranges may overlap otherwise: the engine passes such ranges on,
@@ -50,12 +51,31 @@ impl Region {
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     ranges: BTreeMap<usize, Range>,
+    /// Ranges whose removal was refused because batches used them (C16). Their
+    /// owner was told so once and may have forgotten them.
+    condemned: Vec<Region>,
+    /// Calls about memory that are at the library now, by number.
+    calls: Vec<(u64, Footprint)>,
+    latest_call: u64,
 }
 
 #[derive(Debug)]
 struct Range {
     length: usize,
     count: usize,
+}
+
+/// Whose a range is that is to be removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owners {
+    /// Not ours, or not with this length.
+    None,
+    /// The caller alone.
+    One,
+    /// Others as well.
+    Several,
+    /// Nobody: its removal was refused before.
+    Condemned,
 }
 
 impl Regions {
@@ -67,12 +87,15 @@ impl Regions {
     /// whose address is registered with another length.
     pub(crate) fn unknown(&self, regions: &[Region]) -> Result<Vec<Region>, Error> {
         let mut unknown: Vec<Region> = Vec::with_capacity(regions.len());
+        let mut listed: HashMap<usize, usize> = HashMap::with_capacity(regions.len());
         for region in regions {
             region.check()?;
             let known = self.ranges.get(&region.address).map(|range| range.length);
-            let listed = unknown.iter().find(|new| new.address == region.address);
-            match known.or(listed.map(|new| new.length)) {
-                None => unknown.push(*region),
+            match known.or(listed.get(&region.address).copied()) {
+                None => {
+                    listed.insert(region.address, region.length);
+                    unknown.push(*region);
+                }
                 Some(length) if length == region.length => {}
                 Some(length) => {
                     return Err(region.invalid(format!(
@@ -97,21 +120,15 @@ impl Regions {
         }
     }
 
-    /// Whether exactly this range is registered once. One of several registrations
-    /// is taken back at once, for the others go on using the range.
-    pub(crate) fn is_last_owner(&mut self, region: Region) -> bool {
-        let count = self.count(region);
-        if count > 1 {
-            self.remove(region);
-        }
-        count == 1
-    }
-
-    /// How often exactly this range is registered.
-    fn count(&self, region: Region) -> usize {
+    /// Who has registered exactly this range.
+    pub(crate) fn owners(&self, region: Region) -> Owners {
         match self.ranges.get(&region.address) {
-            Some(range) if range.length == region.length => range.count,
-            _ => 0,
+            Some(range) if range.length == region.length => match range.count {
+                1 => Owners::One,
+                _ => Owners::Several,
+            },
+            _ if self.condemned.contains(&region) => Owners::Condemned,
+            _ => Owners::None,
         }
     }
 
@@ -125,6 +142,43 @@ impl Regions {
                 self.ranges.remove(&region.address);
             }
         }
+        self.condemned.retain(|condemned| *condemned != region);
+    }
+
+    /// Notes that `region`, which nobody may count on any more, could not be
+    /// removed yet.
+    pub(crate) fn condemn(&mut self, region: Region) {
+        self.remove(region);
+        self.condemned.push(region);
+    }
+
+    /// Condemned ranges.
+    pub(crate) fn condemned(&self) -> &[Region] {
+        &self.condemned
+    }
+
+    /// Whether a call that is at the library now is about memory of `regions`.
+    pub(crate) fn is_busy(&self, regions: &[Region]) -> bool {
+        let mut calls = self.calls.iter();
+        calls.any(|(_, at_work)| regions.iter().any(|region| at_work.touches(*region)))
+    }
+
+    /// Whether no call is at the library now.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// Begins a call about `regions`: until [`Self::end`] they are busy.
+    pub(crate) fn begin(&mut self, regions: &[Region]) -> u64 {
+        self.latest_call += 1;
+        let footprint = Footprint::of(regions);
+        self.calls.push((self.latest_call, footprint));
+        self.latest_call
+    }
+
+    /// Ends a call.
+    pub(crate) fn end(&mut self, call: u64) {
+        self.calls.retain(|(number, _)| *number != call);
     }
 }
 
@@ -143,10 +197,11 @@ mod tests {
         assert_eq!(regions.unknown(&[A, A]).expect("valid"), [A]);
         regions.add(&[A, A]);
         assert!(regions.unknown(&[A]).expect("valid").is_empty());
+        assert_eq!(regions.owners(A), Owners::Several);
         regions.remove(A);
-        assert_eq!(regions.count(A), 1);
+        assert_eq!(regions.owners(A), Owners::One);
         regions.remove(A);
-        assert_eq!(regions.count(A), 0);
+        assert_eq!(regions.owners(A), Owners::None);
         assert_eq!(regions.unknown(&[A]).expect("valid"), [A]);
     }
 
@@ -161,8 +216,39 @@ mod tests {
             .expect_err("other length")
             .to_string();
         assert!(text.contains("registered with 256 bytes"), "{text}");
+        assert_eq!(regions.owners(longer), Owners::None, "not with this length");
         regions.remove(longer);
-        assert_eq!(regions.count(A), 1, "a range of another length is not ours");
+        assert_eq!(regions.owners(A), Owners::One);
+    }
+
+    #[test]
+    fn c16_a_condemned_range_leaves_its_address_to_another_one() {
+        let mut regions = Regions::default();
+        let longer = Region { length: 0x200, ..A };
+        regions.add(&[A]);
+        regions.condemn(A);
+        assert_eq!(regions.owners(A), Owners::Condemned);
+        assert_eq!(regions.condemned(), [A]);
+        assert_eq!(regions.unknown(&[longer]).expect("free"), [longer]);
+        regions.add(&[longer]);
+        assert_eq!(regions.owners(longer), Owners::One);
+        regions.remove(A);
+        assert_eq!(regions.owners(A), Owners::None);
+        assert_eq!(regions.owners(longer), Owners::One);
+    }
+
+    #[test]
+    fn a08_a_call_is_in_the_way_of_its_own_memory_alone() {
+        let mut regions = Regions::default();
+        let other = Region {
+            address: 0x5000,
+            ..A
+        };
+        let call = regions.begin(&[A]);
+        assert!(regions.is_busy(&[other, A]));
+        assert!(!regions.is_busy(&[other]) && !regions.is_idle());
+        regions.end(call);
+        assert!(!regions.is_busy(&[A]) && regions.is_idle());
     }
 
     #[test]

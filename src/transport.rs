@@ -1,50 +1,44 @@
 //! What TENT calls: install, register, submit, poll, quiesce, uninstall.
 //!
+//! Registration is in [`crate::registration`], waiting and teardown in
+//! [`crate::quiesce`]: more methods of the same [`Transport`].
+//!
 //! # Locks
 //!
 //! One lock, `state`, serialises submissions and polls (C15) and is held across
-//! the vendor calls that they make, one at a time. Registration has its own, so
-//! that a slow registration holds up no poll. `memory` may be held while `state`
-//! is taken, never the other way round. No event is logged under either, for a
-//! log sink may be anything; the exception is the library's peer-down callback,
-//! which may come from inside a vendor call, and which takes neither.
+//! the vendor calls that they make, one at a time. Registration has its own,
+//! `memory`, which is held across no vendor call: what is at the library is noted
+//! in the table of ranges instead, and holds up calls about the same memory alone.
+//! `memory` may be held while `state` is taken, never the other way round. No
+//! event is logged under either, for a log sink may be anything; the exception is
+//! the library's peer-down callback, which may come from inside a vendor call, and
+//! which takes neither.
 //!
 //! A poll of a task that is done, or that has not yet seen the latest "pending",
 //! takes no lock at all.
 // Takes memory from the caller by number, and hands it on to the backend.
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use tracing::{debug, error, info, trace, warn};
 
 use crate::backend::{self, Backend, BatchId, Opcode, Opened, Query, Refused};
 use crate::batch::{
-    Grouping, MAX_TASKS, Peek, Peer, Progress, Request, SubBatch, Table, TaskStatus, Unreachable,
-    VendorBatch,
+    MAX_TASKS, Peek, Peer, Progress, Request, SubBatch, Table, TaskStatus, VendorBatch,
 };
 use crate::config::Config;
 use crate::endpoint::Endpoint;
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, pending_hint};
+use crate::grouping::{Grouping, Unreachable};
+use crate::limit::Limiter;
 use crate::memory::{Region, Regions};
+use crate::recycle::Kept;
 use crate::suspects::Suspects;
-
-/// First and longest pause between two sweeps of a wait. A wait also ends when
-/// a poll on another thread finishes the last batch.
-const FIRST_PAUSE: Duration = Duration::from_micros(100);
-const LONGEST_PAUSE: Duration = Duration::from_millis(1);
-/// A wait asks at most this often, over all its batches.
-const PAUSE_PER_QUERY: Duration = Duration::from_micros(200);
-const LONGEST_SWEEP_PAUSE: Duration = Duration::from_millis(20);
-/// At most one ERROR line about failing queries in this time.
-const QUERY_ERROR_INTERVAL: Duration = Duration::from_secs(1);
-/// At most one progress line of a wait in this time.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
-/// Room that is kept for later sub-batches, in tasks and in pieces each.
-const KEPT_TASKS: usize = 1 << 16;
 
 /// The transport. All methods may be called from any thread.
 ///
@@ -54,21 +48,32 @@ const KEPT_TASKS: usize = 1 << 16;
 pub struct Transport {
     /// Tells its sub-batches from those of another transport.
     number: u64,
-    state: Mutex<State>,
+    pub(crate) state: Mutex<State>,
     /// Signalled when a vendor batch is done.
-    done: Condvar,
-    memory: Mutex<Regions>,
+    pub(crate) done: Condvar,
+    pub(crate) memory: Mutex<Regions>,
+    /// Signalled when a call about memory has ended.
+    pub(crate) memory_changed: Condvar,
+    /// How many ranges are condemned, for whom that is worth a lock.
+    pub(crate) condemned: AtomicUsize,
+    /// The process that installed it; 0 before that.
+    pub(crate) process: AtomicU32,
     suspects: Arc<Suspects>,
-    query_errors: QueryErrors,
+    limiter: Limiter,
 }
 
 #[derive(Default)]
-struct State {
-    backend: Option<Arc<dyn Backend>>,
-    timeout: Duration,
-    quiesced: bool,
-    outstanding: Vec<Arc<VendorBatch>>,
-    outstanding_tasks: usize,
+pub(crate) struct State {
+    pub(crate) backend: Option<Arc<dyn Backend>>,
+    pub(crate) timeout: Duration,
+    pub(crate) quiesced: bool,
+    pub(crate) outstanding: Vec<Arc<VendorBatch>>,
+    pub(crate) outstanding_tasks: usize,
+    /// Those of them whose sub-batch was freed: nobody polls them (C14).
+    orphans: VecDeque<Arc<VendorBatch>>,
+    /// Memory that is being withdrawn from the library: no batch may begin to use
+    /// it.
+    pub(crate) leaving: Vec<Region>,
     grouping: Grouping,
     /// Vendor batches of the call being submitted.
     submitting: Vec<Arc<VendorBatch>>,
@@ -85,38 +90,13 @@ impl std::fmt::Debug for State {
     }
 }
 
-/// Storage of freed sub-batches, so that the steady state allocates nothing.
-#[derive(Default)]
-struct Kept {
-    tables: Vec<Table>,
-    tasks: usize,
-    batches: Vec<Arc<VendorBatch>>,
-    pieces: usize,
-}
+/// Batches that the library may hold although it refused them. Nothing is taken
+/// out again.
+static DOUBTFUL: Mutex<Vec<Arc<VendorBatch>>> = Mutex::new(Vec::new());
 
-/// What was torn down with work outstanding (C13). Nothing is taken out again; it
-/// stays in reach so that leak checkers tell it from what was lost by mistake.
-static LEFT_BEHIND: Mutex<Vec<State>> = Mutex::new(Vec::new());
-
-/// Limits the rate of ERROR lines about failing queries.
-#[derive(Debug, Default)]
-struct QueryErrors(Mutex<(Option<Instant>, u64)>);
-
-impl QueryErrors {
-    /// Whether to log this one, and how many were passed over before it.
-    fn admit(&self) -> Option<u64> {
-        let mut state = self.0.lock();
-        let now = Instant::now();
-        if let Some(last) = state.0
-            && now.duration_since(last) < QUERY_ERROR_INTERVAL
-        {
-            state.1 += 1;
-            return None;
-        }
-        state.0 = Some(now);
-        Some(std::mem::take(&mut state.1))
-    }
-}
+/// So many batches of freed sub-batches are asked about by a submission or a
+/// release: more than those make on average, so that they do not pile up.
+const ORPHANS_A_CALL: usize = 2;
 
 /// What a group's submission came to, for the log.
 struct Refusal {
@@ -124,27 +104,15 @@ struct Refusal {
     opcode: Opcode,
     tasks: usize,
     bytes: u64,
-    code: Code,
+    refused: Refused,
 }
 
-/// How a wait for outstanding batches went.
-struct Waited {
-    batches: usize,
-    tasks: usize,
-    elapsed: Duration,
-    last_error: Option<Code>,
-}
-
-impl Waited {
-    /// The error of a wait that left something outstanding (C11).
-    fn timeout(&self) -> Error {
-        Error::QuiesceTimeout {
-            batches: self.batches,
-            tasks: self.tasks,
-            waited_ms: self.elapsed.as_millis(),
-            last_error: self.last_error,
-        }
-    }
+/// What a question about a batch came to, for the log.
+#[derive(Clone, Copy)]
+enum Asked {
+    Pending,
+    Done(Code),
+    Failed(Code),
 }
 
 impl Default for Transport {
@@ -162,8 +130,11 @@ impl Transport {
             state: Mutex::default(),
             done: Condvar::new(),
             memory: Mutex::default(),
+            memory_changed: Condvar::new(),
+            condemned: AtomicUsize::new(0),
+            process: AtomicU32::new(0),
             suspects: Arc::default(),
-            query_errors: QueryErrors::default(),
+            limiter: Limiter::default(),
         }
     }
 
@@ -207,6 +178,7 @@ impl Transport {
     ) -> Result<(), Error> {
         let mut state = self.state.lock();
         self.refuse_second_install(&state)?;
+        self.process.store(std::process::id(), Ordering::Relaxed);
         state.backend = Some(backend);
         state.timeout = timeout;
         state.quiesced = false;
@@ -245,122 +217,40 @@ impl Transport {
         self.suspects.must_refresh(self.number, segment, endpoint)
     }
 
-    /// Registers memory, all of it or none, in one vendor call. A range that is
-    /// registered already is counted and not given to the library again; an
-    /// empty list is fine and makes no call.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotInstalled`]; [`Error::RegionInvalid`] before any vendor call;
-    /// [`Error::Vendor`], after every range of the call was deregistered.
-    ///
-    /// # Safety
-    ///
-    /// Each region is memory of this process that stays mapped until
-    /// [`Self::deregister`] answered success for it, or the transport was
-    /// uninstalled. Peers may read and write it meanwhile, at any time.
-    pub unsafe fn register(&self, regions: &[Region]) -> Result<(), Error> {
-        let backend = self.backend()?;
-        let mut memory = self.memory.lock();
-        let unknown = memory.unknown(regions)?;
-        let outcome = if unknown.is_empty() {
-            Ok(())
-        } else {
-            // SAFETY: the caller's conditions are the same.
-            unsafe { backend.register(&unknown) }
-        };
-        let mut undo_errors = Vec::new();
-        match &outcome {
-            Ok(()) => memory.add(regions),
-            // The library may have taken some of them: it does not say which.
-            Err(_) => undo_errors.extend(
-                unknown
-                    .iter()
-                    .rev()
-                    .filter_map(|region| backend.deregister(region.address).err()),
-            ),
-        }
-        drop(memory);
-        for error in undo_errors {
-            debug!(%error, "range of a failed registration was not known to the library");
-        }
-        outcome?;
-        for region in &unknown {
-            debug!(
-                address = region.address,
-                length = region.length,
-                "region registered"
-            );
-        }
-        Ok(())
-    }
-
-    /// Takes one registration of exactly this range back; the last one
-    /// deregisters it. A range that is not ours is fine and does nothing.
-    ///
-    /// A range that an outstanding batch uses locally is waited for, up to the
-    /// timeout; batches that some wait has already given up on are asked once
-    /// more and not waited for again, so that a teardown of many ranges ends.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::RegionBusy`]: the range stays registered and must not be freed.
-    /// [`Error::Vendor`]: the library refused; the range counts as removed.
-    pub fn deregister(&self, region: Region) -> Result<(), Error> {
-        let backend = match self.backend() {
-            Ok(backend) => backend,
-            // Nothing is registered with a library that is not there.
-            Err(_) => return Ok(()),
-        };
-        if !self.memory.lock().is_last_owner(region) {
-            return Ok(());
-        }
-        let uses = |batch: &VendorBatch| batch.copy.uses(region);
-        let waited = self.wait(&uses, Patience::Implicit);
-        let mut memory = self.memory.lock();
-        if !memory.is_last_owner(region) {
-            return Ok(());
-        }
-        // Held across the call, so that no submission slips in between.
-        let state = self.state.lock();
-        let busy = state.outstanding.iter().filter(|batch| uses(batch)).count();
-        if busy > 0 {
-            return Err(Error::RegionBusy {
-                address: region.address,
-                length: region.length,
-                batches: busy,
-                waited_ms: waited.elapsed.as_millis(),
-            });
-        }
-        let outcome = backend.deregister(region.address);
-        memory.remove(region);
-        drop((state, memory));
-        debug!(
-            address = region.address,
-            length = region.length,
-            "region deregistered"
-        );
-        outcome
-    }
-
     /// A sub-batch for up to `capacity` tasks, at most 2^24. Does not fail: the
     /// engine hangs on a transport whose allocation does.
     pub fn allocate(&self, capacity: usize) -> SubBatch {
         let capacity = capacity.min(MAX_TASKS);
         let table = self.state.lock().kept.table(capacity);
-        let table = table.unwrap_or_else(|| Table::with_room_for(capacity));
+        let table = table.or_else(|| Table::with_room_for(Kept::room_for(capacity)));
+        let table = table.unwrap_or_else(|| {
+            error!(
+                capacity,
+                "no memory for the tasks of a sub-batch, it takes none"
+            );
+            Table::default()
+        });
         SubBatch::new(self.number, capacity, table)
     }
 
     /// Frees a sub-batch. Vendor batches of it that are outstanding stay
-    /// tracked, their arrays alive, until they are done (C14).
+    /// tracked, their arrays alive, until they are done (C14): later calls ask
+    /// about them.
     pub fn free(&self, sub_batch: SubBatch) {
         let mut table = sub_batch.into_table();
         let mut state = self.state.lock();
         for batch in table.clear() {
-            state.kept.keep_batch(batch);
+            match batch.progress() {
+                Progress::Done(_) => {
+                    state.kept.keep_batch(batch);
+                }
+                Progress::Outstanding { .. } => state.orphans.push_back(batch),
+            }
         }
         state.kept.keep_table(table);
+        let asked = self.ask_orphans(&mut state);
+        drop(state);
+        self.report_orphans(asked);
     }
 
     /// Submits a call's requests, one vendor batch for each peer and opcode
@@ -402,21 +292,33 @@ impl Transport {
             return Err(Error::Quiesced);
         }
         let tasks = requests.len();
+        let own = *backend.endpoint();
         let unreachable = state.grouping.begin(peers);
         state.grouping.fill(sub_batch, requests)?;
 
         let now = Instant::now();
         let mut refusals = Vec::new();
+        let mut doubtful = Vec::new();
         state.submitting.clear();
         state.outstanding.reserve(state.grouping.groups.len());
         for copy in &mut state.grouping.groups {
             let mut batch = state.kept.batch();
             let fresh = Arc::get_mut(&mut batch).expect("`keep_batch` keeps what has one owner");
-            std::mem::swap(&mut fresh.copy, copy);
-            // SAFETY: the batch is in an `Arc` that stays in the list of outstanding
-            // ones, unchanged, until a query answers Done, and is leaked if the
-            // transport ends before; the memory is the caller's word.
-            match unsafe { backend.submit(&mut fresh.copy) } {
+            fresh.fill(copy, &own);
+            let leaving = |region: &Region| fresh.footprint.touches(*region);
+            let outcome = if state.leaving.iter().any(leaving) {
+                Err(Refused {
+                    reason: "its memory is being deregistered".to_owned(),
+                    ..Refused::from(Code::NOT_SUBMITTED)
+                })
+            } else {
+                // SAFETY: the batch is in an `Arc` that stays in the list of
+                // outstanding ones, unchanged, until a query answers Done, and is
+                // leaked if the transport ends before, or the refusal is doubtful;
+                // the memory is the caller's word.
+                unsafe { backend.submit(&mut fresh.copy) }
+            };
+            match outcome {
                 Ok(id) => {
                     fresh.id = id;
                     fresh.submitted = Some(now);
@@ -424,66 +326,86 @@ impl Transport {
                     state.outstanding_tasks += batch.tasks();
                     state.outstanding.push(Arc::clone(&batch));
                 }
-                Err(Refused { code, .. }) => {
-                    batch.refuse(code);
+                Err(refused) => {
+                    batch.refuse(refused.code);
+                    if refused.doubtful {
+                        doubtful.push(Arc::clone(&batch));
+                    }
                     refusals.push(Refusal {
                         peer: *batch.copy.peer(),
                         opcode: batch.copy.opcode(),
                         tasks: batch.tasks(),
                         bytes: batch.copy.bytes(),
-                        code,
+                        refused,
                     });
                 }
             }
             state.submitting.push(batch);
         }
-        sub_batch.publish(tasks, state.submitting.drain(..));
+        let refused = state.grouping.refused;
+        sub_batch.publish(tasks, state.submitting.drain(..), refused);
         let unaddressable = state.grouping.unaddressable.take();
-        let own = (!refusals.is_empty()).then(|| *backend.endpoint());
+        let asked = self.ask_orphans(state);
         drop(guard);
-        if let Some((
-            request,
-            Request {
-                source,
-                target,
-                length,
-                ..
-            },
-        )) = unaddressable
-        {
-            warn!(
-                request,
-                source, target, length, "request has a null or wrapping address, task failed"
-            );
+        if !doubtful.is_empty() {
+            DOUBTFUL.lock().append(&mut doubtful);
         }
-        self.report_submission(&unreachable, &refusals, own);
+        self.report_orphans(asked);
+        self.report_submission(&unreachable, unaddressable, &refusals, own);
         Ok(())
     }
 
     fn report_submission(
         &self,
         unreachable: &[Unreachable],
+        unaddressable: Option<(usize, Request)>,
         refusals: &[Refusal],
-        own: Option<Endpoint>,
+        own: Endpoint,
     ) {
-        for peer in unreachable {
+        if let Some((request, what)) = unaddressable
+            && let Some(passed_over) = self.limiter.admit("unaddressable", "")
+        {
             warn!(
-                peer = peer.name,
-                problem = peer.problem,
-                "peer cannot be reached, tasks failed"
+                request,
+                source = what.source,
+                target = what.target,
+                length = what.length,
+                passed_over,
+                "request has a null or wrapping address, task failed"
             );
+        }
+        for peer in unreachable {
+            if let Some(passed_over) = self.limiter.admit("unreachable", &peer.name) {
+                warn!(
+                    peer = peer.name,
+                    problem = peer.problem,
+                    passed_over,
+                    "peer cannot be reached, tasks failed"
+                );
+            }
         }
         for refusal in refusals {
             self.suspects.mark(refusal.peer.as_str());
-            warn!(
-                peer = %refusal.peer,
-                own_endpoint = own == Some(refusal.peer),
-                opcode = %refusal.opcode,
-                tasks = refusal.tasks,
-                bytes = refusal.bytes,
-                code = %refusal.code,
-                "submission refused, tasks failed"
-            );
+            if refusal.refused.doubtful {
+                error!(
+                    peer = %refusal.peer,
+                    tasks = refusal.tasks,
+                    code = %refusal.refused.code,
+                    "submission refused by a code that may mean a part was accepted, its arguments are kept for good"
+                );
+            }
+            if let Some(passed_over) = self.limiter.admit("refused", refusal.peer.as_str()) {
+                warn!(
+                    peer = %refusal.peer,
+                    own_endpoint = own == refusal.peer,
+                    opcode = %refusal.opcode,
+                    tasks = refusal.tasks,
+                    bytes = refusal.bytes,
+                    code = %refusal.refused,
+                    passed_over,
+                    "submission refused, tasks failed"
+                );
+            }
         }
     }
 
@@ -528,53 +450,83 @@ impl Transport {
     }
 
     /// Asks the library about one batch, unless it is done or has had another
-    /// answer than the `seen` ones. The only place that queries: polls, quiesce
-    /// and waits for memory all come here.
-    fn ask(&self, batch: &Arc<VendorBatch>, seen: Option<u32>) -> Result<(), Error> {
+    /// answer than the `seen` ones.
+    pub(crate) fn ask(&self, batch: &Arc<VendorBatch>, seen: Option<u32>) -> Result<(), Error> {
         let mut state = self.state.lock();
         match batch.progress() {
             Progress::Outstanding { answers } if seen.is_none_or(|seen| seen == answers) => {}
             _ => return Ok(()),
         }
-        let Some(backend) = &state.backend else {
-            return Err(Error::NotInstalled);
-        };
-        match backend.query(batch.id) {
-            Query::Pending => {
-                batch.answered_pending();
-                drop(state);
+        let asked = state.query(batch).ok_or(Error::NotInstalled)?;
+        drop(state);
+        self.report(batch, asked)
+    }
+
+    /// Asks about a few batches that nobody polls.
+    fn ask_orphans(
+        &self,
+        state: &mut State,
+    ) -> [Option<(Arc<VendorBatch>, Asked)>; ORPHANS_A_CALL] {
+        const NONE: Option<(Arc<VendorBatch>, Asked)> = None;
+        let mut asked = [NONE; ORPHANS_A_CALL];
+        if state.orphans.is_empty() {
+            return asked;
+        }
+        let most = state.orphans.len().min(ORPHANS_A_CALL);
+        for slot in &mut asked[..most] {
+            let Some(batch) = state.orphans.pop_front() else {
+                break;
+            };
+            // A wait may have ended it.
+            if let Progress::Outstanding { .. } = batch.progress() {
+                let answer = state.query(&batch);
+                *slot = answer.map(|asked| (Arc::clone(&batch), asked));
+            }
+            match batch.progress() {
+                Progress::Outstanding { .. } => state.orphans.push_back(batch),
+                Progress::Done(_) => {
+                    state.kept.keep_batch(batch);
+                }
+            }
+        }
+        asked
+    }
+
+    fn report_orphans(&self, asked: [Option<(Arc<VendorBatch>, Asked)>; ORPHANS_A_CALL]) {
+        for (batch, asked) in asked.into_iter().flatten() {
+            // An error has no caller to go to; it is logged.
+            let _ = self.report(&batch, asked);
+        }
+    }
+
+    /// What follows from an answer, outside the lock.
+    fn report(&self, batch: &VendorBatch, asked: Asked) -> Result<(), Error> {
+        match asked {
+            Asked::Pending => {
                 trace!(batch_id = batch.id.0, "vendor batch pending");
                 Ok(())
             }
-            Query::Done(result) => {
-                batch.finish(result);
-                let place = batch.place.load(Ordering::Relaxed);
-                state.outstanding.swap_remove(place);
-                if let Some(moved) = state.outstanding.get(place) {
-                    moved.place.store(place, Ordering::Relaxed);
-                }
-                state.outstanding_tasks -= batch.tasks();
-                drop(state);
+            Asked::Done(result) => {
                 self.done.notify_all();
                 self.report_result(batch, result);
+                self.make_up_for_removals();
                 Ok(())
             }
-            Query::Error(code) => {
-                drop(state);
-                let peer = batch.copy.peer().to_string();
-                if let Some(passed_over) = self.query_errors.admit() {
+            Asked::Failed(code) => {
+                let peer = *batch.copy.peer();
+                if let Some(passed_over) = self.limiter.admit("query", peer.as_str()) {
                     error!(
                         batch_id = batch.id.0,
-                        peer,
+                        %peer,
                         tasks = batch.tasks(),
-                        %code,
+                        code = format!("{code}{}", pending_hint(code)),
                         passed_over,
                         "query failed, tasks stay pending and are asked for again"
                     );
                 }
                 Err(Error::QueryFailed {
                     batch: batch.id.0,
-                    peer,
+                    peer: peer.to_string(),
                     code,
                 })
             }
@@ -598,248 +550,45 @@ impl Transport {
             );
             return;
         }
-        self.suspects.mark(batch.copy.peer().as_str());
-        warn!(
-            batch_id = batch.id.0,
-            peer = %batch.copy.peer(),
-            opcode = %batch.copy.opcode(),
-            tasks = batch.tasks(),
-            bytes = batch.copy.bytes(),
-            code = %result,
-            elapsed_ms = elapsed_ms(),
-            "vendor batch failed, its memory may be partly written"
-        );
-    }
-
-    /// Refuses submissions for good (C9) and polls what is outstanding until all
-    /// of it is done or the timeout passes (C10). Nothing is cancelled, and a
-    /// blocked vendor call is waited for (C12).
-    ///
-    /// May be called again, and then waits again.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::QuiesceTimeout`] (C11): not proof that buffers are safe to
-    /// reclaim, quite the contrary. [`Error::NotInstalled`].
-    pub fn quiesce(&self) -> Result<(), Error> {
-        let (batches, timeout) = {
-            let mut state = self.state.lock();
-            if state.backend.is_none() {
-                return Err(Error::NotInstalled);
-            }
-            state.quiesced = true;
-            (state.outstanding.len(), state.timeout)
-        };
-        debug!(
-            batches,
-            timeout_ms = timeout.as_millis() as u64,
-            "quiesce begins"
-        );
-        let waited = self.wait(&|_| true, Patience::Explicit);
-        if waited.batches == 0 {
-            info!(
-                elapsed_ms = waited.elapsed.as_millis() as u64,
-                "quiesced, nothing is outstanding"
+        let peer = batch.copy.peer();
+        self.suspects.mark(peer.as_str());
+        if let Some(passed_over) = self.limiter.admit("failed", peer.as_str()) {
+            warn!(
+                batch_id = batch.id.0,
+                %peer,
+                opcode = %batch.copy.opcode(),
+                tasks = batch.tasks(),
+                bytes = batch.copy.bytes(),
+                code = %result,
+                elapsed_ms = elapsed_ms(),
+                passed_over,
+                "vendor batch failed, its memory may be partly written"
             );
-            return Ok(());
         }
-        warn!(
-            batches = waited.batches,
-            tasks = waited.tasks,
-            elapsed_ms = waited.elapsed.as_millis() as u64,
-            "quiesce timed out with work outstanding"
-        );
-        Err(waited.timeout())
-    }
-
-    /// Polls the outstanding batches that `concerns` until none is left or the
-    /// timeout passes. At least one sweep is made, and a batch is asked for once
-    /// a sweep; the lock is free between two questions.
-    fn wait(&self, concerns: &dyn Fn(&VendorBatch) -> bool, patience: Patience) -> Waited {
-        let begun = Instant::now();
-        let mut last_error = None;
-        let mut pause = FIRST_PAUSE;
-        let mut next_report = begun + PROGRESS_INTERVAL;
-        loop {
-            let (batches, deadline) = {
-                let state = self.state.lock();
-                (
-                    self.concerned(&state, concerns),
-                    begun.checked_add(state.timeout),
-                )
-            };
-            for batch in &batches {
-                if let Err(Error::QueryFailed { code, .. }) = self.ask(batch, None) {
-                    last_error = Some(code);
-                }
-            }
-            let mut state = self.state.lock();
-            let left = self.concerned(&state, concerns);
-            let now = Instant::now();
-            let expired = deadline.is_some_and(|deadline| now >= deadline);
-            let given_up = patience == Patience::Implicit
-                && left
-                    .iter()
-                    .all(|batch| batch.waited_out.load(Ordering::Relaxed));
-            if left.is_empty() || expired || given_up {
-                for batch in &left {
-                    batch.waited_out.store(true, Ordering::Relaxed);
-                }
-                return Waited {
-                    batches: left.len(),
-                    tasks: left.iter().map(|batch| batch.tasks()).sum(),
-                    elapsed: begun.elapsed(),
-                    last_error,
-                };
-            }
-            if now >= next_report {
-                next_report = now + PROGRESS_INTERVAL;
-                MutexGuard::unlocked(&mut state, || {
-                    info!(
-                        batches = left.len(),
-                        elapsed_ms = begun.elapsed().as_millis() as u64,
-                        "waiting for outstanding vendor batches"
-                    );
-                });
-            }
-            let sweep =
-                PAUSE_PER_QUERY.saturating_mul(u32::try_from(left.len()).unwrap_or(u32::MAX));
-            let mut until = now + pause.max(sweep.min(LONGEST_SWEEP_PAUSE));
-            if let Some(deadline) = deadline {
-                until = until.min(deadline);
-            }
-            // Every ending signals; only the last one is worth waking up for.
-            while !self.done.wait_until(&mut state, until).timed_out() {
-                if left
-                    .iter()
-                    .all(|batch| matches!(batch.progress(), Progress::Done(_)))
-                {
-                    break;
-                }
-            }
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    }
-
-    fn concerned(
-        &self,
-        state: &State,
-        concerns: &dyn Fn(&VendorBatch) -> bool,
-    ) -> Vec<Arc<VendorBatch>> {
-        state
-            .outstanding
-            .iter()
-            .filter(|batch| concerns(batch))
-            .cloned()
-            .collect()
-    }
-
-    /// Quiesces and takes the library down. Does nothing if not installed.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::QuiesceTimeout`]: nothing was destroyed (C13), the transport
-    /// stays installed and quiesced, and polls, quiesce and uninstall may be
-    /// tried again. Batches that a quiesce has already waited for in vain are
-    /// asked once more and not waited for again.
-    pub fn uninstall(&self) -> Result<(), Error> {
-        {
-            let mut state = self.state.lock();
-            if state.backend.is_none() {
-                return Ok(());
-            }
-            state.quiesced = true;
-        }
-        let waited = self.wait(&|_| true, Patience::Implicit);
-        if waited.batches > 0 {
-            return Err(waited.timeout());
-        }
-        let backend = {
-            let mut state = self.state.lock();
-            state.backend.take()
-        };
-        *self.memory.lock() = Regions::default();
-        if let Some(backend) = backend {
-            let endpoint = *backend.endpoint();
-            // Ends the instance, and with the last one the library's use.
-            drop(backend);
-            info!(%endpoint, "memfabric transport uninstalled");
-        }
-        Ok(())
-    }
-
-    fn backend(&self) -> Result<Arc<dyn Backend>, Error> {
-        self.state.lock().backend.clone().ok_or(Error::NotInstalled)
     }
 }
 
-/// Whom a wait waits for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Patience {
-    /// Every batch.
-    Explicit,
-    /// Batches that no wait has given up on.
-    Implicit,
-}
-
-impl Drop for Transport {
-    fn drop(&mut self) {
-        let Err(error) = self.uninstall() else {
-            return;
-        };
-        let state = self.state.get_mut();
-        let batches = state.outstanding.len();
-        // C13: the library may still read the arrays and write to memory, so the
-        // handle, the library and the arrays all stay, for good.
-        if let Some(backend) = &state.backend {
-            backend.abandon();
-        }
-        LEFT_BEHIND.lock().push(std::mem::take(state));
-        error!(
-            batches,
-            %error,
-            "torn down with work outstanding: the library's instance and the arrays of these batches are leaked on purpose"
-        );
-    }
-}
-
-impl Kept {
-    fn table(&mut self, capacity: usize) -> Option<Table> {
-        // The latest fits in the steady state, in which capacities are alike.
-        let index = self
-            .tables
-            .iter()
-            .rposition(|table| table.room() >= capacity)?;
-        let table = self.tables.swap_remove(index);
-        self.tasks -= table.room();
-        Some(table)
-    }
-
-    fn keep_table(&mut self, table: Table) {
-        if table.room() > 0 && self.tasks + table.room() <= KEPT_TASKS {
-            self.tasks += table.room();
-            self.tables.push(table);
-        }
-    }
-
-    fn batch(&mut self) -> Arc<VendorBatch> {
-        let Some(batch) = self.batches.pop() else {
-            return Arc::default();
-        };
-        self.pieces -= batch.copy.room();
-        batch
-    }
-
-    /// Keeps a batch that nobody else holds; one that is outstanding has another
-    /// owner, the transport's list.
-    fn keep_batch(&mut self, mut batch: Arc<VendorBatch>) {
-        if let Some(unique) = Arc::get_mut(&mut batch)
-            && self.pieces + unique.copy.room() <= KEPT_TASKS
-        {
-            unique.renew();
-            self.pieces += unique.copy.room();
-            self.batches.push(batch);
-        }
+impl State {
+    /// Asks about a batch that is not done: the only place that queries, for
+    /// polls, quiesce and waits alike. None without a library.
+    fn query(&mut self, batch: &VendorBatch) -> Option<Asked> {
+        Some(match self.backend.as_ref()?.query(batch.id) {
+            Query::Pending => {
+                batch.answered_pending();
+                Asked::Pending
+            }
+            Query::Done(result) => {
+                batch.finish(result);
+                let place = batch.place.load(Ordering::Relaxed);
+                self.outstanding.swap_remove(place);
+                if let Some(moved) = self.outstanding.get(place) {
+                    moved.place.store(place, Ordering::Relaxed);
+                }
+                self.outstanding_tasks -= batch.tasks();
+                Asked::Done(result)
+            }
+            Query::Error(code) => Asked::Failed(code),
+        })
     }
 }
 

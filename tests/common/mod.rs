@@ -128,6 +128,9 @@ struct Knobs {
     submit_gate: Option<GateInside>,
     query_gate: Option<GateInside>,
     register_gate: Option<GateInside>,
+    deregister_gate: Option<GateInside>,
+    scribbles: bool,
+    doubtful: bool,
     panic_in_query: bool,
 }
 
@@ -195,6 +198,21 @@ impl Scripted {
 
     pub fn gate_register(&self) -> Gate {
         gate(|inside| self.knobs.lock().register_gate = Some(inside))
+    }
+
+    pub fn gate_deregister(&self) -> Gate {
+        gate(|inside| self.knobs.lock().deregister_gate = Some(inside))
+    }
+
+    /// The vendor writes over the addresses of each batch, as one that translates
+    /// them in place would.
+    pub fn scribble(&self) {
+        self.knobs.lock().scribbles = true;
+    }
+
+    /// Refusals may mean that a part was accepted.
+    pub fn refuse_doubtfully(&self) {
+        self.knobs.lock().doubtful = true;
     }
 
     // Observations.
@@ -265,6 +283,8 @@ impl Backend for Scripted {
 
     fn deregister(&self, address: usize) -> Result<(), Error> {
         self.calls.lock().push(Call::Deregister(address));
+        let gate = self.knobs.lock().deregister_gate.take();
+        pass(gate);
         vendor("smem_trans_deregister_mem", self.knobs.lock().deregister)
     }
 
@@ -278,7 +298,18 @@ impl Backend for Scripted {
         let gate = self.knobs.lock().submit_gate.take();
         pass(gate);
         let mut knobs = self.knobs.lock();
-        knobs.submits.pop_front().unwrap_or(Ok(()))?;
+        if let Err(code) = knobs.submits.pop_front().unwrap_or(Ok(())) {
+            return Err(Refused {
+                doubtful: knobs.doubtful,
+                ..Refused::from(code)
+            });
+        }
+        if knobs.scribbles {
+            for array in [batch.local(), batch.remote()] {
+                // SAFETY: the batch is the vendor's until its result is in.
+                unsafe { array.as_ptr().cast_mut().write_bytes(0xff, array.len()) };
+            }
+        }
         let id = knobs.next_id;
         knobs.next_id += 1;
         Ok(BatchId(id))
