@@ -133,6 +133,15 @@ impl CopyBatch {
         self.lengths.clear();
     }
 
+    /// Takes what `other` has and leaves it the room of its own arrays.
+    pub(crate) fn take(&mut self, other: &mut Self) {
+        self.peer = other.peer;
+        self.opcode = other.opcode;
+        std::mem::swap(&mut self.local, &mut other.local);
+        std::mem::swap(&mut self.remote, &mut other.remote);
+        std::mem::swap(&mut self.lengths, &mut other.lengths);
+    }
+
     /// Adds a piece: local address, remote address, bytes.
     #[inline]
     pub fn push(&mut self, local: usize, remote: usize, length: usize) {

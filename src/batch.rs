@@ -170,7 +170,7 @@ impl VendorBatch {
     /// last ones for them. A batch to our own endpoint uses our memory at both
     /// ends (C17).
     pub(crate) fn fill(&mut self, copy: &mut CopyBatch, own: &Endpoint) {
-        std::mem::swap(&mut self.copy, copy);
+        self.copy.take(copy);
         let copy = &self.copy;
         self.footprint.add(copy.local(), copy.lengths());
         if copy.peer() == own {
@@ -253,7 +253,7 @@ pub(crate) fn begin(task: &Task, batch: u32) {
 pub struct SubBatch {
     owner: u64,
     capacity: usize,
-    table: Table,
+    table: Box<Table>,
 }
 
 /// A sub-batch's storage, recycled between sub-batches: slots past the lengths
@@ -278,7 +278,10 @@ pub(crate) struct Table {
 /// room for them is made as it is needed, each time twice as much as before, and
 /// none of it moves.
 #[derive(Debug, Default)]
-struct Batches([OnceLock<Box<[BatchSlot]>>; 23]);
+struct Batches {
+    first: BatchSlot,
+    others: [OnceLock<Box<[BatchSlot]>>; 23],
+}
 
 type BatchSlot = OnceLock<Arc<VendorBatch>>;
 
@@ -286,42 +289,59 @@ type BatchSlot = OnceLock<Arc<VendorBatch>>;
 const FIRST_BATCHES: usize = 4;
 
 impl Batches {
-    /// Which piece of room the slot `index` is in, and where in it.
+    /// Which of the other pieces of room the slot `index`, which is not the first,
+    /// is in, and where in it.
     fn place(index: usize) -> (usize, usize) {
-        let number = index + FIRST_BATCHES;
+        let number = index - 1 + FIRST_BATCHES;
         let room = (number / FIRST_BATCHES).ilog2();
         (room as usize, number - (FIRST_BATCHES << room))
     }
 
+    #[inline]
     fn get(&self, index: usize) -> Option<&Arc<VendorBatch>> {
-        let (room, slot) = Self::place(index);
-        self.0.get(room)?.get()?.get(slot)?.get()
+        match index {
+            0 => self.first.get(),
+            _ => {
+                let (room, slot) = Self::place(index);
+                self.others.get(room)?.get()?.get(slot)?.get()
+            }
+        }
     }
 
     fn set(&self, index: usize, batch: Arc<VendorBatch>) {
-        let (room, slot) = Self::place(index);
-        let room = self.0[room].get_or_init(|| {
-            let slots = FIRST_BATCHES << room;
-            std::iter::repeat_with(OnceLock::new).take(slots).collect()
-        });
         // Empty: slots past the count were taken out by `clear`.
-        let _ = room[slot].set(batch);
+        let _ = match index {
+            0 => self.first.set(batch),
+            _ => {
+                let (room, slot) = Self::place(index);
+                let room = self.others[room].get_or_init(|| {
+                    let slots = FIRST_BATCHES << room;
+                    std::iter::repeat_with(OnceLock::new).take(slots).collect()
+                });
+                room[slot].set(batch)
+            }
+        };
     }
 
     fn take(&mut self, index: usize) -> Option<Arc<VendorBatch>> {
-        let (room, slot) = Self::place(index);
-        self.0.get_mut(room)?.get_mut()?.get_mut(slot)?.take()
+        match index {
+            0 => self.first.take(),
+            _ => {
+                let (room, slot) = Self::place(index);
+                self.others.get_mut(room)?.get_mut()?.get_mut(slot)?.take()
+            }
+        }
     }
 }
 
 impl Table {
     /// None if there is no memory for it. What is not used costs none.
-    pub(crate) fn with_room_for(tasks: usize) -> Option<Self> {
-        Some(Self {
+    pub(crate) fn with_room_for(tasks: usize) -> Option<Box<Self>> {
+        Some(Box::new(Self {
             tasks: zeroed::slice(tasks)?,
             lengths: zeroed::slice(tasks)?,
             ..Self::default()
-        })
+        }))
     }
 
     /// Number of tasks that it has room for.
@@ -352,7 +372,7 @@ pub(crate) enum Peek<'a> {
 }
 
 impl SubBatch {
-    pub(crate) fn new(owner: u64, capacity: usize, table: Table) -> Self {
+    pub(crate) fn new(owner: u64, capacity: usize, table: Box<Table>) -> Self {
         Self {
             owner,
             capacity: capacity.min(table.room()),
@@ -362,10 +382,10 @@ impl SubBatch {
 
     /// One that no transport takes, for when none can be allocated.
     pub(crate) fn without_owner() -> Self {
-        Self::new(0, 0, Table::default())
+        Self::new(0, 0, Box::default())
     }
 
-    pub(crate) fn into_table(self) -> Table {
+    pub(crate) fn into_table(self) -> Box<Table> {
         self.table
     }
 
@@ -442,8 +462,9 @@ impl SubBatch {
         let lengths = self.lengths();
         let table = &self.table;
         let count = table.batch_count.load(Ordering::Relaxed);
-        // What has succeeded stays so, and is looked at once. Acquire and Release:
-        // who goes on from here sees what the one before saw.
+        // What has succeeded stays so, and is mostly looked at once: of two threads
+        // the one that saw less may be the last to say so. Acquire and Release: who
+        // goes on from here sees what the one before saw.
         let known = table.succeeded.load(Ordering::Acquire);
         let mut succeeded = known;
         while succeeded < count
@@ -453,7 +474,7 @@ impl SubBatch {
             succeeded += 1;
         }
         if succeeded > known {
-            table.succeeded.fetch_max(succeeded, Ordering::Release);
+            table.succeeded.store(succeeded, Ordering::Release);
         }
         if succeeded >= count && !table.refused.load(Ordering::Relaxed) {
             lengths
@@ -560,7 +581,7 @@ mod tests {
         assert_eq!(shown(&sub_batch), []);
     }
 
-    fn table(tasks: usize) -> Table {
+    fn table(tasks: usize) -> Box<Table> {
         Table::with_room_for(tasks).expect("a little memory")
     }
 
@@ -628,6 +649,6 @@ mod tests {
             assert_eq!(id, Some(BatchId(index as u64)));
         }
         let (room, slot) = Batches::place(MAX_TASKS - 1);
-        assert!(room < batches.0.len() && slot < FIRST_BATCHES << room);
+        assert!(room < batches.others.len() && slot < FIRST_BATCHES << room);
     }
 }

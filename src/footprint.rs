@@ -42,12 +42,14 @@ impl Footprint {
         self.spans.take();
     }
 
-    /// Adds pieces: one length for each start. None wraps.
+    /// Adds pieces, before the first question: one length for each start. None
+    /// wraps.
+    #[inline]
     pub(crate) fn add(&mut self, starts: &[usize], lengths: &[usize]) {
         debug_assert_eq!(starts.len(), lengths.len());
+        debug_assert!(self.spans.get().is_none(), "cleared before it is filled");
         self.starts.extend_from_slice(starts);
         self.lengths.extend_from_slice(lengths);
-        self.spans.take();
     }
 
     /// Whether a piece and `region` share a byte. The first question sorts the
@@ -131,9 +133,10 @@ mod tests {
         assert!(footprint.touches(region(0x1000, 1)));
         footprint.clear();
         assert!(!footprint.touches(region(0x1000, 1)));
+        footprint.clear();
         footprint.add(&[0x2000], &[8]);
-        assert!(footprint.touches(region(0x2007, 1)));
         footprint.add(&[0x3000], &[8]);
+        assert!(footprint.touches(region(0x2007, 1)));
         assert!(footprint.touches(region(0x3007, 1)));
     }
 }

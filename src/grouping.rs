@@ -54,12 +54,13 @@ impl Grouping {
     pub(crate) fn begin<'a>(&mut self, peers: impl Iterator<Item = Peer<'a>>) -> Vec<Unreachable> {
         let mut unreachable = Vec::new();
         self.group_of.clear();
-        self.numbers.clear();
         self.refused = false;
         self.unaddressable = None;
         let groups = self.groups.len();
         self.spare.append(&mut self.groups);
-        self.trim(groups);
+        if self.spare.len() > FEW_GROUPS || self.pieces > KEPT_PIECES {
+            self.trim(groups);
+        }
         for (index, peer) in peers.enumerate() {
             if index == self.endpoints.len() {
                 self.endpoints.push(None);
@@ -90,7 +91,9 @@ impl Grouping {
 
     /// Gives back what a call far larger than others took, but for what the last
     /// one needed as well.
+    #[cold]
     fn trim(&mut self, groups: usize) {
+        self.numbers.clear();
         if self.spare.len() > FEW_GROUPS.max(groups) {
             self.spare.truncate(FEW_GROUPS.max(groups));
             self.spare.shrink_to_fit();
@@ -147,7 +150,10 @@ impl Grouping {
     /// Adds all requests to one group if they have that in common and nothing
     /// else is to be said about them. The usual call is like that, and costs a
     /// fraction of sorting it.
-    fn add_alike(&mut self, requests: impl Iterator<Item = Request> + Clone) -> Option<u32> {
+    fn add_alike(
+        &mut self,
+        requests: impl ExactSizeIterator<Item = Request> + Clone,
+    ) -> Option<u32> {
         let first = requests.clone().next()?;
         let alike = requests.clone().all(|request| {
             request.peer == first.peer
@@ -158,8 +164,13 @@ impl Grouping {
             return None;
         }
         let position = self.group(first.peer, first.opcode)?;
+        let group = &mut self.groups[position as usize];
+        if requests.len() == 1 {
+            group.push(first.source, first.target, first.length);
+            return Some(position);
+        }
         let pieces = requests.map(|request| (request.source, request.target, request.length));
-        self.groups[position as usize].extend(pieces);
+        group.extend(pieces);
         Some(position)
     }
 
@@ -242,6 +253,9 @@ impl Grouping {
             let same =
                 groups.find(|(_, batch)| batch.opcode() == opcode && *batch.peer() == endpoint);
             return same.map(|(number, _)| number);
+        }
+        if self.groups.len() == MANY_GROUPS {
+            self.numbers.clear();
         }
         // Those that are not in it yet are the latest ones.
         for number in self.numbers.len()..self.groups.len() {

@@ -15,8 +15,10 @@ const SIZES: usize = KEPT_TASKS.ilog2() as usize + 1;
 /// pushes something out that was kept.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
-    /// By the logarithm of their room.
-    tables: [Vec<Table>; SIZES],
+    /// By the logarithm of their room. In boxes, for a table is large and moves
+    /// between sub-batches.
+    #[expect(clippy::vec_box)] // see above
+    tables: [Vec<Box<Table>>; SIZES],
     tasks: usize,
     batches: VecDeque<Arc<VendorBatch>>,
     pieces: usize,
@@ -34,7 +36,7 @@ impl Kept {
     }
 
     /// A table for `capacity` tasks, if one is kept.
-    pub(crate) fn table(&mut self, capacity: usize) -> Option<Table> {
+    pub(crate) fn table(&mut self, capacity: usize) -> Option<Box<Table>> {
         let room = Self::room_for(capacity);
         let size = room.checked_ilog2()? as usize;
         let table = self.tables.get_mut(size)?.pop()?;
@@ -43,7 +45,7 @@ impl Kept {
     }
 
     /// Keeps a table that was cleared.
-    pub(crate) fn keep_table(&mut self, table: Table) {
+    pub(crate) fn keep_table(&mut self, table: Box<Table>) {
         let room = table.room();
         let Some(size) = room.checked_ilog2().map(|size| size as usize) else {
             return;
@@ -103,7 +105,7 @@ impl Kept {
 mod tests {
     use super::*;
 
-    fn table(tasks: usize) -> Table {
+    fn table(tasks: usize) -> Box<Table> {
         Table::with_room_for(tasks).expect("a little memory")
     }
 

@@ -177,10 +177,15 @@ impl Transport {
 
     /// Deregisters what could not be removed when that was asked for, as far as no
     /// batch uses it any more.
+    #[inline]
     pub(crate) fn make_up_for_removals(&self) {
-        if self.condemned.load(Ordering::Relaxed) == 0 {
-            return;
+        if self.condemned.load(Ordering::Relaxed) != 0 {
+            self.deregister_what_is_due();
         }
+    }
+
+    #[cold]
+    fn deregister_what_is_due(&self) {
         let memory = self.memory.lock();
         let Ok(backend) = self.backend() else {
             return;

@@ -228,7 +228,7 @@ impl Transport {
                 capacity,
                 "no memory for the tasks of a sub-batch, it takes none"
             );
-            Table::default()
+            Box::default()
         });
         SubBatch::new(self.number, capacity, table)
     }
@@ -248,9 +248,11 @@ impl Transport {
             }
         }
         state.kept.keep_table(table);
-        let asked = self.ask_orphans(&mut state);
+        let answers = state.ask_orphans();
         drop(state);
-        self.report_orphans(asked);
+        if let Some(answers) = answers {
+            self.report_orphans(answers);
+        }
     }
 
     /// Submits a call's requests, one vendor batch for each peer and opcode
@@ -345,12 +347,14 @@ impl Transport {
         let refused = state.grouping.refused;
         sub_batch.publish(tasks, state.submitting.drain(..), refused);
         let unaddressable = state.grouping.unaddressable.take();
-        let asked = self.ask_orphans(state);
+        let answers = state.ask_orphans();
         drop(guard);
         if !doubtful.is_empty() {
             DOUBTFUL.lock().append(&mut doubtful);
         }
-        self.report_orphans(asked);
+        if let Some(answers) = answers {
+            self.report_orphans(answers);
+        }
         self.report_submission(&unreachable, unaddressable, &refusals, own);
         Ok(())
     }
@@ -462,44 +466,18 @@ impl Transport {
         self.report(batch, asked)
     }
 
-    /// Asks about a few batches that nobody polls.
-    fn ask_orphans(
-        &self,
-        state: &mut State,
-    ) -> [Option<(Arc<VendorBatch>, Asked)>; ORPHANS_A_CALL] {
-        const NONE: Option<(Arc<VendorBatch>, Asked)> = None;
-        let mut asked = [NONE; ORPHANS_A_CALL];
-        if state.orphans.is_empty() {
-            return asked;
-        }
-        let most = state.orphans.len().min(ORPHANS_A_CALL);
-        for slot in &mut asked[..most] {
-            let Some(batch) = state.orphans.pop_front() else {
-                break;
-            };
-            // A wait may have ended it.
-            if let Progress::Outstanding { .. } = batch.progress() {
-                let answer = state.query(&batch);
-                *slot = answer.map(|asked| (Arc::clone(&batch), asked));
-            }
-            match batch.progress() {
-                Progress::Outstanding { .. } => state.orphans.push_back(batch),
-                Progress::Done(_) => {
-                    state.kept.keep_batch(batch);
-                }
-            }
-        }
-        asked
-    }
-
-    fn report_orphans(&self, asked: [Option<(Arc<VendorBatch>, Asked)>; ORPHANS_A_CALL]) {
-        for (batch, asked) in asked.into_iter().flatten() {
+    /// What follows from the answers about batches that nobody polls, outside the
+    /// lock.
+    #[cold]
+    fn report_orphans(&self, answers: Vec<(Arc<VendorBatch>, Asked)>) {
+        for (batch, asked) in answers {
             // An error has no caller to go to; it is logged.
             let _ = self.report(&batch, asked);
         }
     }
 
     /// What follows from an answer, outside the lock.
+    #[inline]
     fn report(&self, batch: &VendorBatch, asked: Asked) -> Result<(), Error> {
         match asked {
             Asked::Pending => {
@@ -569,8 +547,37 @@ impl Transport {
 }
 
 impl State {
+    /// Asks about a few batches that nobody polls.
+    #[inline]
+    fn ask_orphans(&mut self) -> Option<Vec<(Arc<VendorBatch>, Asked)>> {
+        (!self.orphans.is_empty()).then(|| self.ask_the_next_orphans())
+    }
+
+    #[cold]
+    fn ask_the_next_orphans(&mut self) -> Vec<(Arc<VendorBatch>, Asked)> {
+        let mut answers = Vec::new();
+        for _ in 0..self.orphans.len().min(ORPHANS_A_CALL) {
+            let Some(batch) = self.orphans.pop_front() else {
+                break;
+            };
+            // A wait may have ended it.
+            if let Progress::Outstanding { .. } = batch.progress() {
+                let answer = self.query(&batch);
+                answers.extend(answer.map(|asked| (Arc::clone(&batch), asked)));
+            }
+            match batch.progress() {
+                Progress::Outstanding { .. } => self.orphans.push_back(batch),
+                Progress::Done(_) => {
+                    self.kept.keep_batch(batch);
+                }
+            }
+        }
+        answers
+    }
+
     /// Asks about a batch that is not done: the only place that queries, for
     /// polls, quiesce and waits alike. None without a library.
+    #[inline]
     fn query(&mut self, batch: &VendorBatch) -> Option<Asked> {
         Some(match self.backend.as_ref()?.query(batch.id) {
             Query::Pending => {
