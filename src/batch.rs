@@ -275,26 +275,34 @@ pub(crate) struct Table {
 }
 
 /// The vendor batches of a sub-batch, at most one a task and mostly one a call:
-/// room for them is made as it is needed, each time twice as much as before, and
-/// none of it moves.
+/// room for them is made as it is needed, each time 16 times as much as before,
+/// and none of it moves.
 #[derive(Debug, Default)]
 struct Batches {
     first: BatchSlot,
-    others: [OnceLock<Box<[BatchSlot]>>; 23],
+    others: [OnceLock<Box<[BatchSlot]>>; 6],
 }
 
 type BatchSlot = OnceLock<Arc<VendorBatch>>;
 
-/// Slots in the first piece of room.
-const FIRST_BATCHES: usize = 4;
+/// The number that the second slot has for [`Batches::place`], a power of two.
+const SECOND: usize = 4;
+/// How much larger each piece of room is than the one before, as a shift.
+const GROWTH: u32 = 4;
 
 impl Batches {
     /// Which of the other pieces of room the slot `index`, which is not the first,
     /// is in, and where in it.
     fn place(index: usize) -> (usize, usize) {
-        let number = index - 1 + FIRST_BATCHES;
-        let room = (number / FIRST_BATCHES).ilog2();
-        (room as usize, number - (FIRST_BATCHES << room))
+        let number = index - 1 + SECOND;
+        let room = (number / SECOND).ilog2() / GROWTH;
+        (room as usize, number - (SECOND << (GROWTH * room)))
+    }
+
+    /// How many slots a piece of room has: from its own first number to the next
+    /// one's.
+    fn slots(room: usize) -> usize {
+        (SECOND << (GROWTH as usize * room)) * ((1 << GROWTH) - 1)
     }
 
     #[inline]
@@ -315,7 +323,7 @@ impl Batches {
             _ => {
                 let (room, slot) = Self::place(index);
                 let room = self.others[room].get_or_init(|| {
-                    let slots = FIRST_BATCHES << room;
+                    let slots = Self::slots(room);
                     std::iter::repeat_with(OnceLock::new).take(slots).collect()
                 });
                 room[slot].set(batch)
@@ -649,6 +657,6 @@ mod tests {
             assert_eq!(id, Some(BatchId(index as u64)));
         }
         let (room, slot) = Batches::place(MAX_TASKS - 1);
-        assert!(room < batches.others.len() && slot < FIRST_BATCHES << room);
+        assert!(room < batches.others.len() && slot < Batches::slots(room));
     }
 }
