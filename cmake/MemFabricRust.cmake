@@ -10,10 +10,10 @@
 # itself what is stale; what it did not write anew, nothing is rebuilt for.
 #
 # Settings: MEMFABRIC_CARGO, the cargo to use; CARGO_BUILD_TARGET (variable, or
-# environment at the first configuration), the Rust target triple, for
-# cross-compiling; MEMFABRIC_SANITIZE=thread, the core, the emulator and Rust's
-# standard library compiled for the race detector, with the toolchain
-# MEMFABRIC_NIGHTLY.
+# environment at the first configuration), the Rust target triple, where the one
+# that follows from a toolchain file is not right; MEMFABRIC_SANITIZE=thread, the
+# core, the emulator and Rust's standard library compiled for the race detector,
+# with the toolchain MEMFABRIC_NIGHTLY.
 
 include_guard(GLOBAL)
 
@@ -27,7 +27,9 @@ unset(root)
 
 set(CARGO_BUILD_TARGET
     "$ENV{CARGO_BUILD_TARGET}"
-    CACHE STRING "Rust target triple of the MemFabric core; empty: the host's")
+    CACHE STRING
+          "Rust target triple of the MemFabric core; empty: the host's, or what the C compiler compiles for"
+)
 
 # Finds cargo and rustc and stops the configuration if they cannot build this.
 function(_memfabric_find_rust)
@@ -40,7 +42,7 @@ function(_memfabric_find_rust)
   find_program(
     MEMFABRIC_CARGO cargo
     HINTS "$ENV{CARGO_HOME}/bin" "$ENV{HOME}/.cargo/bin"
-    DOC "cargo, which builds the MemFabric core")
+    DOC "cargo, which builds the MemFabric core" NO_CMAKE_FIND_ROOT_PATH)
   if(NOT MEMFABRIC_CARGO)
     message(
       FATAL_ERROR
@@ -51,7 +53,7 @@ function(_memfabric_find_rust)
   find_program(
     MEMFABRIC_RUSTC rustc
     HINTS ENV RUSTC "${cargo_dir}"
-    DOC "rustc, which cargo runs")
+    DOC "rustc, which cargo runs" NO_CMAKE_FIND_ROOT_PATH)
 
   # In the source directory, where rustup may have an override.
   foreach(tool cargo rustc)
@@ -81,11 +83,43 @@ function(_memfabric_find_rust)
   endif()
 
   if(CMAKE_CROSSCOMPILING AND NOT CARGO_BUILD_TARGET)
+    _memfabric_find_target()
+  endif()
+endfunction()
+
+# Sets CARGO_BUILD_TARGET to Rust's name of what the C compiler compiles for, or
+# stops the configuration.
+function(_memfabric_find_target)
+  # clang compiles for any machine, and is told which one.
+  set(triple "${CMAKE_C_COMPILER_TARGET}")
+  if(NOT triple)
+    execute_process(
+      COMMAND "${CMAKE_C_COMPILER}" -dumpmachine
+      OUTPUT_VARIABLE triple
+      OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  endif()
+  if(NOT triple MATCHES "-linux-")
+    set(triple "${CMAKE_SYSTEM_PROCESSOR}-linux-gnu")
+  endif()
+  # The vendor in the middle is anything; Rust's is "unknown".
+  string(REGEX REPLACE "^([^-]+)(-.+)?-linux-(.+)$" "\\1-unknown-linux-\\3"
+                       target "${triple}")
+  string(REGEX REPLACE "^(arm64|ARM64)-" "aarch64-" target "${target}")
+  execute_process(
+    COMMAND "${MEMFABRIC_RUSTC}" --print target-list
+    WORKING_DIRECTORY "${MEMFABRIC_ROOT}"
+    OUTPUT_VARIABLE known)
+  string(REPLACE "\n" ";" known "${known}")
+  if(NOT target IN_LIST known)
     message(
       FATAL_ERROR
-        "Cross-compiling for ${CMAKE_SYSTEM_PROCESSOR}: set -DCARGO_BUILD_TARGET to the Rust target triple, for example aarch64-unknown-linux-gnu, and install its standard library ('rustup target add <triple>')."
+        "Cross-compiling for ${triple}, for which Rust has another name than ${target}: set -DCARGO_BUILD_TARGET to the one in 'rustc --print target-list', and install its standard library ('rustup target add <triple>')."
     )
   endif()
+  message(STATUS "The MemFabric core is compiled for ${target}")
+  set(CARGO_BUILD_TARGET
+      "${target}"
+      CACHE STRING "Rust target triple of the MemFabric core" FORCE)
 endfunction()
 
 # Sets what a build for the race detector needs, or stops the configuration:
@@ -205,7 +239,7 @@ function(_memfabric_cargo_build name files headers)
     string(REPLACE "-" "_" triple "${CARGO_BUILD_TARGET}")
     string(TOUPPER "${triple}" triple_upper)
     list(APPEND environment "CC_${triple}=${CMAKE_C_COMPILER}"
-         "CXX_${triple}=${CMAKE_CXX_COMPILER}"
+         "CXX_${triple}=${CMAKE_CXX_COMPILER}" "AR_${triple}=${CMAKE_AR}"
          "CARGO_TARGET_${triple_upper}_LINKER=${CMAKE_C_COMPILER}")
   else()
     list(APPEND environment "CC=${CMAKE_C_COMPILER}"
@@ -303,7 +337,7 @@ function(memfabric_add_core)
                            "native-static-libs: ([^\n]*)")
     message(
       FATAL_ERROR
-        "${MEMFABRIC_RUSTC} cannot build a static library (${result}): ${output}${error}\nWith another CARGO_BUILD_TARGET than the host's, its standard library must be installed: 'rustup target add <triple>'."
+        "${MEMFABRIC_RUSTC} cannot build a static library (${result}): ${output}${error}\nFor another machine its standard library must be installed: 'rustup target add ${CARGO_BUILD_TARGET}'."
     )
   endif()
   string(STRIP "${CMAKE_MATCH_1}" system_libraries)

@@ -294,7 +294,7 @@ fn vendor_config(
     if let Some(nic) = &settings.nic {
         // The settings hold it to this size.
         for (to, from) in vendor.nic.iter_mut().zip(nic.as_bytes_with_nul()) {
-            *to = from.cast_signed();
+            *to = *from as c_char;
         }
     }
     Ok(vendor)

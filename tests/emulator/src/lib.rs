@@ -14,7 +14,8 @@
 //!   table of registered regions, which the initiator maps. Every remote range is
 //!   checked against that table before a byte moves, at submission and again at
 //!   execution. A range must lie inside **one** region.
-//! * Bytes move with `process_vm_writev` and `process_vm_readv`, and with
+//! * Bytes move with `process_vm_writev` and `process_vm_readv`, or through
+//!   `/proc/<pid>/mem` where the system has neither (qemu-user), and with
 //!   `memmove` when the peer is a handle of the same process (itself included).
 //! * A peer that dies, or destroys its handle, ends its outstanding batches with
 //!   the result `SM_NOT_CONNECTED`, then the peer-down callback runs, once, on a

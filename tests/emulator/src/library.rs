@@ -156,7 +156,10 @@ pub(crate) fn create(config: Option<&TransConfig>, flags: u32) -> Result<usize, 
 /// The text in a fixed array, if it ends there.
 fn terminated(field: &[c_char]) -> Option<String> {
     let end = field.iter().position(|&byte| byte == 0)?;
-    let bytes: Vec<u8> = field[..end].iter().map(|&byte| byte as u8).collect();
+    let bytes: Vec<u8> = field[..end]
+        .iter()
+        .flat_map(|byte| byte.to_ne_bytes())
+        .collect();
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
