@@ -31,6 +31,8 @@ class MemFabricTransport : public Transport {
 
     // Takes everything down. What is still outstanding then is leaked on
     // purpose, with one ERROR line, rather than freed under a running transfer.
+    // In a child, by fork, of the process that installed it, everything is left
+    // as it is: it is the parent's.
     ~MemFabricTransport() override;
 
     MemFabricTransport(const MemFabricTransport &) = delete;
@@ -44,6 +46,10 @@ class MemFabricTransport : public Transport {
     // InternalError if work is outstanding after the timeout: nothing was
     // destroyed then, and a later call may succeed.
     Status uninstall() override;
+
+    // Device memory only with a protocol that reaches it; nothing unless
+    // installed.
+    const Capabilities capabilities() const override;
 
     Status allocateSubBatch(SubBatchRef &batch, size_t max_size) override;
 
@@ -82,6 +88,9 @@ class MemFabricTransport : public Transport {
     Status warmupSegment(SegmentID target_id);
 
    private:
+    [[gnu::cold, gnu::noinline]] Status submitOnAnotherThread(
+        SubBatchRef batch, const std::vector<Request> &request_list);
+
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
