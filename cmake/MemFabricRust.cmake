@@ -366,6 +366,13 @@ function(memfabric_add_core)
   # bridge's: two of them in one process must not take each other's.
   target_link_options(memfabric_core INTERFACE
                       "LINKER:--exclude-libs,${library}")
+  # Nor is it ever unloaded: libmf_smem.so keeps pointers to functions of the core,
+  # which its threads call, and Rust has destructors of its own for each thread.
+  set(type "$<TARGET_PROPERTY:TYPE>")
+  string(CONCAT shared "$<OR:$<STREQUAL:${type},SHARED_LIBRARY>,"
+                "$<STREQUAL:${type},MODULE_LIBRARY>>")
+  target_link_options(memfabric_core INTERFACE
+                      "$<${shared}:LINKER:-z,nodelete>")
   if(MEMFABRIC_SANITIZE STREQUAL "thread")
     set(program "$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>")
     string(CONCAT runtime "LINKER:--whole-archive,${MEMFABRIC_TSAN_RUNTIME},"

@@ -4,12 +4,16 @@
 
 #include <glog/logging.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <string_view>
+#include <thread>
 #include <typeinfo>
+#include <unordered_map>
 #include <utility>
 
 #include "memfabric-transport/src/bridge.rs.h"
@@ -194,7 +198,19 @@ struct Target {
     SegmentDescRef pin{};
     std::optional<rust::String> problem{};
     memfabric::Peer peer{};
+    // Whether its description was dropped and read again in this call.
+    bool read_again = false;
+    // Where in the call's peers the requests go whose memory is not in the new
+    // description; 0 if there are none, for the target itself comes first.
+    uint32_t without_memory = 0;
 };
+
+// Up to so many targets of a call are looked for one by one, which allocates
+// nothing.
+constexpr size_t kFewTargets = 16;
+// Calls of up to so many requests and targets leave their arrays for the next.
+constexpr size_t kKeptRequests = size_t{1} << 16;
+constexpr size_t kKeptTargets = 1024;
 
 // Arrays of one submission, kept for the next one of the thread.
 struct Scratch {
@@ -206,18 +222,33 @@ struct Scratch {
     // Converts the requests and collects the ids of their targets.
     void convert(const std::vector<Request> &list);
 
+    // Gives each request whose memory is not in the description that was read
+    // again a peer that cannot be reached.
+    [[gnu::cold, gnu::noinline]] void checkMemory(
+        const std::vector<Request> &list);
+
+    // Descriptions are not held beyond a call, nor is much memory.
+    void clear();
+
    private:
     size_t find(SegmentID id, size_t guess);
+    size_t findElsewhere(SegmentID id);
+
+    // Of `ids`, once they are many; else empty.
+    std::unordered_map<SegmentID, size_t> positions_;
 };
 
 void Scratch::convert(const std::vector<Request> &list) {
     ids.clear();
+    if (!positions_.empty()) positions_.clear();
     requests.resize(list.size());
+    if (list.empty()) return;
     auto *converted = requests.data();
-    SegmentID id{};
+    SegmentID id = list.front().target_id;
+    ids.push_back(id);
     size_t target = 0;
     for (const auto &request : list) {
-        if (request.target_id != id || ids.empty()) {
+        if (request.target_id != id) {
             id = request.target_id;
             target = find(id, target);
         }
@@ -228,36 +259,138 @@ void Scratch::convert(const std::vector<Request> &list) {
     }
 }
 
-// The position of an id, a new one if need be. It is looked for from behind the
-// `guess` on, for requests to several targets often take turns.
+// The position of an id, a new one if need be. It is first looked for behind
+// the `guess`, for requests to several targets often take turns.
 size_t Scratch::find(SegmentID id, size_t guess) {
     const size_t count = ids.size();
-    for (size_t i = 0; i < count; ++i) {
-        if (++guess >= count) guess = 0;
-        if (ids[guess] == id) return guess;
-    }
-    ids.push_back(id);
-    return count;
+    if (++guess >= count) guess = 0;
+    if (ids[guess] == id) return guess;
+    return findElsewhere(id);
 }
+
+size_t Scratch::findElsewhere(SegmentID id) {
+    const size_t count = ids.size();
+    if (count <= kFewTargets) {
+        size_t position = 0;
+        while (position < count && ids[position] != id) ++position;
+        if (position == count) ids.push_back(id);
+        return position;
+    }
+    if (positions_.empty()) {
+        for (size_t i = 0; i < count; ++i) positions_.emplace(ids[i], i);
+    }
+    const auto [found, added] = positions_.try_emplace(id, count);
+    if (added) ids.push_back(id);
+    return found->second;
+}
+
+void Scratch::checkMemory(const std::vector<Request> &list) {
+    const BufferDesc *latest = nullptr;
+    const Target *latest_target = nullptr;
+    for (size_t i = 0; i < list.size(); ++i) {
+        auto &target = targets[requests[i].peer];
+        // One without bytes touches nothing.
+        if (!target.read_again || target.peer.endpoint.empty() ||
+            list[i].length == 0) {
+            continue;
+        }
+        const uint64_t start = list[i].target_offset;
+        const size_t length = list[i].length;
+        // The search is linear, and most requests are to one buffer.
+        const bool same = latest != nullptr && latest_target == &target &&
+                          start >= latest->addr &&
+                          start - latest->addr <= latest->length &&
+                          length <= latest->length - (start - latest->addr);
+        if (same) continue;
+        if (const auto *buffer = target.pin->findBuffer(start, length)) {
+            latest = buffer;
+            latest_target = &target;
+            continue;
+        }
+        if (target.without_memory == 0) {
+            target.without_memory = static_cast<uint32_t>(peers.size());
+            target.problem = rust::String::lossy(
+                "segment " + std::to_string(target.id) + " " +
+                Status::InvalidEntry(
+                    "was described again and has no registered memory at " +
+                    std::to_string(start) + ", " + std::to_string(length) +
+                    " bytes, any more")
+                    .ToString());
+            peers.push_back({target.peer.name, {}, *target.problem});
+        }
+        requests[i].peer = target.without_memory;
+    }
+}
+
+void Scratch::clear() {
+    targets.clear();
+    if (requests.size() > kKeptRequests || ids.size() > kKeptTargets) {
+        *this = {};
+    }
+}
+
+// Other objects of a thread may submit when it ends, after its arrays are gone.
+constinit thread_local bool arrays_gone = false;
+
+struct ThreadArrays : Scratch {
+    ~ThreadArrays() { arrays_gone = true; }
+};
 
 }  // namespace
 
+// What an installed transport can reach.
+enum class Reach : uint8_t { kNothing, kHosts, kDevices };
+
 struct MemFabricTransport::Impl {
     rust::Box<memfabric::Transport> core = memfabric::newTransport();
-    std::shared_ptr<ControlService> metadata;
+    // The control service of the latest install, null if there is none. Any
+    // thread may use what it once found here, without a lock.
+    std::atomic<ControlService *> metadata{nullptr};
+    std::atomic<Reach> reach{Reach::kNothing};
     // Too long for a string without memory of its own, and looked up in each
     // submission.
     const std::string endpoint_key = kEndpointKey;
 
-    [[nodiscard]] Status publish();
+    // One install or uninstall at a time.
+    std::mutex lifecycle;
+    // Keeps what `metadata` has pointed to, for readers may still be there.
+    // Under `lifecycle`.
+    std::vector<std::shared_ptr<ControlService>> services;
+
+    [[nodiscard]] Status takeDown();
+    [[nodiscard]] Status publish(SegmentManager &manager);
     [[nodiscard]] Status withdraw();
-    [[nodiscard]] Status read(Target &target);
-    void resolve(Target &target);
+    [[nodiscard]] Status read(SegmentManager &manager, Target &target);
+    void resolve(SegmentManager *manager, Target &target);
+    // Apart, for nearly every peer does without them.
+    [[gnu::cold, gnu::noinline]] void readAgain(SegmentManager &manager,
+                                                Target &target);
+    [[gnu::cold, gnu::noinline]] void giveUp(Target &target,
+                                             const Status &status);
+
+    // Null if the transport is not installed.
+    SegmentManager *segments() const {
+        auto *service = metadata.load(std::memory_order_acquire);
+        return service ? &service->segmentManager() : nullptr;
+    }
 };
+
+namespace {
+
+[[nodiscard]] Status notInstalled() {
+    return Status::InternalError("the memfabric transport is not installed");
+}
+
+}  // namespace
 
 MemFabricTransport::MemFabricTransport() : impl_(std::make_unique<Impl>()) {}
 
 MemFabricTransport::~MemFabricTransport() {
+    if (impl_->core->isForkedCopy()) {
+        // The library, its threads and the locks are the parent's.
+        (void)impl_.release();
+        return;
+    }
     Status status = uninstall();
     // With work outstanding, the core says what it leaks when it goes.
     LOG_IF(WARNING, !status.ok())
@@ -275,6 +408,7 @@ Status MemFabricTransport::install(std::string &local_segment_name,
                 "control service");
         }
         memfabric::setLogSink(writeToGlog);
+        const std::lock_guard lock(impl_->lifecycle);
         const auto local = metadata->segmentManager().getLocal();
         const memfabric::Settings settings{
             setting(conf.get(), "protocol"),
@@ -291,35 +425,59 @@ Status MemFabricTransport::install(std::string &local_segment_name,
             FLAGS_minloglevel};
         CHECK_STATUS(toStatus(impl_->core->install(settings)));
 
-        impl_->metadata = std::move(metadata);
-        Status published = guard("publish", [&] { return impl_->publish(); });
+        auto &services = impl_->services;
+        if (std::find(services.begin(), services.end(), metadata) ==
+            services.end()) {
+            services.push_back(metadata);
+        }
+        impl_->metadata.store(metadata.get(), std::memory_order_release);
+        Status published = guard("publish", [&] {
+            return impl_->publish(metadata->segmentManager());
+        });
         if (!published.ok()) {
-            Status undone = uninstall();
+            Status undone = impl_->takeDown();
             LOG_IF(WARNING, !undone.ok())
                 << "memfabric undo of install: " << undone.message();
             return published;
         }
-        caps.dram_to_dram = true;
-        caps.dram_to_gpu = true;
-        caps.gpu_to_dram = true;
-        caps.gpu_to_gpu = true;
+        impl_->reach.store(
+            impl_->core->reachesDevices() ? Reach::kDevices : Reach::kHosts,
+            std::memory_order_relaxed);
         return Status::OK();
     });
 }
 
 Status MemFabricTransport::uninstall() {
+    return guard("uninstall", [this] {
+        if (impl_->core->isForkedCopy()) return Status::OK();
+        const std::lock_guard lock(impl_->lifecycle);
+        return impl_->takeDown();
+    });
+}
+
+const Capabilities MemFabricTransport::capabilities() const {
+    const Reach reach = impl_->reach.load(std::memory_order_relaxed);
+    Capabilities result{};
+    result.dram_to_dram = reach != Reach::kNothing;
+    result.dram_to_gpu = reach == Reach::kDevices;
+    result.gpu_to_dram = reach == Reach::kDevices;
+    result.gpu_to_gpu = reach == Reach::kDevices;
+    return result;
+}
+
+Status MemFabricTransport::Impl::takeDown() {
     // A peer should stop finding us before we stop serving it; whether or not
     // that can be published, the library is taken down.
-    Status withdrawn = guard("uninstall", [this] { return impl_->withdraw(); });
-    CHECK_STATUS(guard("uninstall",
-                       [this] { return toStatus(impl_->core->uninstall()); }));
-    impl_->metadata.reset();
+    Status withdrawn = guard("uninstall", [this] { return withdraw(); });
+    CHECK_STATUS(
+        guard("uninstall", [this] { return toStatus(core->uninstall()); }));
+    reach.store(Reach::kNothing, std::memory_order_relaxed);
+    metadata.store(nullptr, std::memory_order_release);
     return withdrawn;
 }
 
-Status MemFabricTransport::Impl::publish() {
+Status MemFabricTransport::Impl::publish(SegmentManager &manager) {
     const std::string endpoint(core->endpoint());
-    auto &manager = metadata->segmentManager();
     CHECK_STATUS(manager.updateLocal([&](SegmentDesc &desc) {
         deviceAttrs(desc)[kEndpointKey] = endpoint;
         return Status::OK();
@@ -328,16 +486,16 @@ Status MemFabricTransport::Impl::publish() {
 }
 
 Status MemFabricTransport::Impl::withdraw() {
-    if (!metadata) return Status::OK();
-    auto &manager = metadata->segmentManager();
-    if (!deviceAttrs(*manager.getLocal()).count(kEndpointKey)) {
+    auto *manager = segments();
+    if (!manager) return Status::OK();
+    if (!deviceAttrs(*manager->getLocal()).count(kEndpointKey)) {
         return Status::OK();
     }
-    CHECK_STATUS(manager.updateLocal([](SegmentDesc &desc) {
+    CHECK_STATUS(manager->updateLocal([](SegmentDesc &desc) {
         deviceAttrs(desc).erase(kEndpointKey);
         return Status::OK();
     }));
-    return manager.synchronizeLocal();
+    return manager->synchronizeLocal();
 }
 
 Status MemFabricTransport::quiesce() {
@@ -347,8 +505,10 @@ Status MemFabricTransport::quiesce() {
 
 Status MemFabricTransport::warmupSegment(SegmentID target_id) {
     return guard("warmupSegment", [&] {
+        auto *manager = impl_->segments();
+        if (!manager) return notInstalled();
         Target target{target_id};
-        return impl_->read(target);
+        return impl_->read(*manager, target);
     });
 }
 
@@ -371,12 +531,8 @@ Status MemFabricTransport::freeSubBatch(SubBatchRef &batch) {
     });
 }
 
-Status MemFabricTransport::Impl::read(Target &target) {
-    if (!metadata) {
-        return Status::InternalError(
-            "the memfabric transport is not installed");
-    }
-    return metadata->segmentManager().withCachedSegment(
+Status MemFabricTransport::Impl::read(SegmentManager &manager, Target &target) {
+    return manager.withCachedSegment(
         target.id, target.pin, [&](SegmentDesc *desc) {
             // May run twice, on two descriptions.
             target.peer.name = desc ? str(desc->name) : rust::Str();
@@ -389,9 +545,15 @@ Status MemFabricTransport::Impl::read(Target &target) {
             const auto &attrs = deviceAttrs(*desc);
             const auto found = attrs.find(endpoint_key);
             if (found == attrs.end() || found->second.empty()) {
-                return Status::NeedsRefreshCache(
+                Status missing = Status::InvalidEntry(
                     std::string("has no ") + kEndpointKey +
                     " in its metadata: memfabric is not enabled there");
+                if (target.read_again || !core->mayReread(target.id)) {
+                    return missing;
+                }
+                // TENT reads the description again and comes back.
+                target.read_again = true;
+                return Status::NeedsRefreshCache(missing.message());
             }
             target.peer.endpoint = str(found->second);
             return Status::OK();
@@ -400,22 +562,45 @@ Status MemFabricTransport::Impl::read(Target &target) {
 
 // What concerns one peer never fails the call: its tasks fail, and the engine
 // tries them elsewhere.
-void MemFabricTransport::Impl::resolve(Target &target) {
-    Status status = guard("resolve", [&] { return read(target); });
-    if (status.ok() && target.id != LOCAL_SEGMENT_ID &&
-        core->mustRefresh(target.id, target.peer.endpoint)) {
-        status = guard("resolve", [&] {
-            CHECK_STATUS(
-                metadata->segmentManager().invalidateRemote(target.id));
-            return read(target);
-        });
-    }
+void MemFabricTransport::Impl::resolve(SegmentManager *manager,
+                                       Target &target) {
+    const Status status = guard("resolve", [&] {
+        return manager ? read(*manager, target) : notInstalled();
+    });
     if (!status.ok()) {
-        target.problem = rust::String::lossy(
-            "segment " + std::to_string(target.id) + " " + status.ToString());
-        target.peer.endpoint = {};
-        target.peer.problem = *target.problem;
+        giveUp(target, status);
+    } else if (target.id != LOCAL_SEGMENT_ID &&
+               core->mustRefresh(target.id, target.peer.endpoint)) {
+        readAgain(*manager, target);
     }
+}
+
+// Of a peer that may be gone: drops what this thread has cached about it.
+void MemFabricTransport::Impl::readAgain(SegmentManager &manager,
+                                         Target &target) {
+    target.read_again = true;
+    const Status status = guard("resolve", [&] {
+        CHECK_STATUS(manager.invalidateRemote(target.id));
+        return read(manager, target);
+    });
+    if (!status.ok()) giveUp(target, status);
+}
+
+void MemFabricTransport::Impl::giveUp(Target &target, const Status &status) {
+    target.problem = rust::String::lossy(
+        "segment " + std::to_string(target.id) + " " + status.ToString());
+    target.peer.endpoint = {};
+    target.peer.problem = *target.problem;
+}
+
+// For a thread that ends: what TENT has cached for it is gone as well.
+Status MemFabricTransport::submitOnAnotherThread(
+    SubBatchRef batch, const std::vector<Request> &request_list) {
+    Status status = Status::OK();
+    std::thread([&] {
+        status = submitTransferTasks(batch, request_list);
+    }).join();
+    return status;
 }
 
 Status MemFabricTransport::submitTransferTasks(
@@ -423,22 +608,25 @@ Status MemFabricTransport::submitTransferTasks(
     return guard("submitTransferTasks", [&] {
         auto *ours = own(batch, *impl_->core);
         if (!ours) return notOurs("submitTransferTasks");
-        // Its destructor frees memory and needs nothing else, so it is safe
-        // at any thread's end.
-        thread_local Scratch scratch;
+        if (arrays_gone) return submitOnAnotherThread(batch, request_list);
+        thread_local ThreadArrays scratch;
         scratch.convert(request_list);
         scratch.peers.clear();
         scratch.targets.clear();
+        auto *const manager = impl_->segments();
+        bool read_again = false;
         for (const SegmentID id : scratch.ids) {
-            auto &target = scratch.targets.emplace_back(Target{id});
-            impl_->resolve(target);
+            auto &target = scratch.targets.emplace_back(id);
+            impl_->resolve(manager, target);
             scratch.peers.push_back(target.peer);
+            read_again |= target.read_again;
         }
+        // The engine looked these requests up in the description from before.
+        if (read_again) scratch.checkMemory(request_list);
         const auto outcome = impl_->core->submit(
             *ours->tasks, {scratch.peers.data(), scratch.peers.size()},
             {scratch.requests.data(), scratch.requests.size()});
-        // Descriptions are not held beyond the call.
-        scratch.targets.clear();
+        scratch.clear();
         return toStatus(outcome);
     });
 }
@@ -476,6 +664,8 @@ Status MemFabricTransport::addMemoryBuffer(std::vector<BufferDesc> &desc_list,
         CHECK_STATUS(toStatus(
             impl_->core->registerMemory({regions.data(), regions.size()})));
         const std::string endpoint(impl_->core->endpoint());
+        // Uninstalled in between: the library has forgotten them.
+        if (endpoint.empty()) return notInstalled();
         for (auto &desc : desc_list) {
             if (!desc.transport_attrs.count(MEMFABRIC)) {
                 desc.transports.push_back(MEMFABRIC);

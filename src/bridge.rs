@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tracing::Level;
 
@@ -101,6 +102,15 @@ mod ffi {
         fn install(self: &Transport, settings: &Settings) -> Outcome;
         /// `ip:port`; empty if not installed.
         fn endpoint(self: &Transport) -> String;
+        /// Whether the protocol of the latest install reaches device memory.
+        #[cxx_name = "reachesDevices"]
+        fn reaches_devices(self: &Transport) -> bool;
+        /// Whether this process is a child, by fork, of the one that installed
+        /// it. The library's threads are not in it, and its locks may be held by
+        /// them: nothing may be taken down there. `deregisterMemory`, `quiesce`
+        /// and `uninstall` do nothing then, and dropping it leaks it.
+        #[cxx_name = "isForkedCopy"]
+        fn is_forked_copy(self: &Transport) -> bool;
         #[cxx_name = "registerMemory"]
         fn register(self: &Transport, regions: &[Region]) -> Outcome;
         #[cxx_name = "deregisterMemory"]
@@ -110,6 +120,8 @@ mod ffi {
         fn free(self: &Transport, sub_batch: Box<SubBatch>);
         #[cxx_name = "mustRefresh"]
         fn must_refresh(self: &Transport, segment: u64, endpoint: &str) -> bool;
+        #[cxx_name = "mayReread"]
+        fn may_reread(self: &Transport, segment: u64) -> bool;
         fn submit(
             self: &Transport,
             sub_batch: &SubBatch,
@@ -186,22 +198,37 @@ fn guard<T>(method: &'static str, body: impl FnOnce() -> Result<T, Error>) -> Re
 }
 
 /// A [`transport::Transport`] that C++ owns.
-struct Transport(ManuallyDrop<transport::Transport>);
+struct Transport {
+    core: ManuallyDrop<transport::Transport>,
+    /// Whether the protocol of the latest install reaches device memory.
+    devices: AtomicBool,
+    /// The process that installed it; 0 if it is not installed.
+    process: AtomicU32,
+}
 
 /// A [`batch::SubBatch`] that C++ owns.
 struct SubBatch(batch::SubBatch);
 
 #[allow(non_snake_case)] // as C++ names functions
 fn newTransport() -> Box<Transport> {
-    Box::new(Transport(ManuallyDrop::new(transport::Transport::new())))
+    Box::new(Transport {
+        core: ManuallyDrop::new(transport::Transport::new()),
+        devices: AtomicBool::new(false),
+        process: AtomicU32::new(0),
+    })
 }
 
 impl Drop for Transport {
     fn drop(&mut self) {
+        if self.is_forked_copy() {
+            return;
+        }
+        let owner = self.owner();
         let teardown = guard("destructor", || {
             // SAFETY: this is the only place that takes the value out, and it
             // runs once.
-            drop(unsafe { ManuallyDrop::take(&mut self.0) });
+            drop(unsafe { ManuallyDrop::take(&mut self.core) });
+            device::all_removed(owner);
             Ok(())
         });
         if let Err(error) = teardown {
@@ -232,14 +259,43 @@ impl Transport {
                 local_segment_name: settings.local_segment_name.clone(),
             };
             let config = Config::resolve(Config::process_environment, &tent)?;
-            self.0.install(&config)
+            // Before the first vendor call. A child's attempt to install what its
+            // parent has installed changes nothing.
+            let process = std::process::id();
+            let _ = self
+                .process
+                .compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed);
+            if let Err(error) = self.core.install(&config) {
+                if self.core.endpoint().is_none() {
+                    self.process.store(0, Ordering::Relaxed);
+                }
+                return Err(error);
+            }
+            let devices = config.protocol.needs_device();
+            self.devices.store(devices, Ordering::Relaxed);
+            Ok(())
         })
         .into()
     }
 
     fn endpoint(&self) -> String {
-        let endpoint = guard("endpoint", || Ok(self.0.endpoint()));
+        let endpoint = guard("endpoint", || Ok(self.core.endpoint()));
         endpoint.ok().flatten().unwrap_or_default()
+    }
+
+    fn reaches_devices(&self) -> bool {
+        self.devices.load(Ordering::Relaxed)
+    }
+
+    fn is_forked_copy(&self) -> bool {
+        let process = self.process.load(Ordering::Relaxed);
+        process != 0 && process != std::process::id()
+    }
+
+    /// Tells its regions from another transport's: C++ owns a box, which stays
+    /// where it is.
+    fn owner(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     fn register(&self, regions: &[Region]) -> Outcome {
@@ -247,17 +303,32 @@ impl Transport {
             let regions: Vec<_> = regions.iter().map(memory::Region::from).collect();
             // SAFETY: the engine keeps registered memory mapped until it was removed,
             // as TENT asks of those who register with it.
-            unsafe { self.0.register(&regions) }
+            unsafe { self.core.register(&regions) }?;
+            device::registered(&regions, self.owner());
+            if self.core.endpoint().is_none() {
+                // Uninstalled in between, by a call that may have been here first.
+                device::all_removed(self.owner());
+            }
+            Ok(())
         })
         .into()
     }
 
     fn deregister(&self, region: &Region) -> Outcome {
-        guard("removeMemoryBuffer", || self.0.deregister(region.into())).into()
+        guard("removeMemoryBuffer", || {
+            let region = region.into();
+            if self.is_forked_copy() {
+                return Ok(());
+            }
+            // First, for the engine takes the memory for free whatever the answer.
+            device::removed(&region);
+            self.core.deregister(region)
+        })
+        .into()
     }
 
     fn allocate(&self, capacity: usize) -> Box<SubBatch> {
-        let sub_batch = guard("allocateSubBatch", || Ok(self.0.allocate(capacity)));
+        let sub_batch = guard("allocateSubBatch", || Ok(self.core.allocate(capacity)));
         Box::new(SubBatch(sub_batch.unwrap_or_else(|error| {
             tracing::error!(%error, capacity, "sub-batch without room");
             batch::SubBatch::without_owner()
@@ -267,7 +338,7 @@ impl Transport {
     #[allow(clippy::boxed_local)] // what C++ owns is a Box
     fn free(&self, sub_batch: Box<SubBatch>) {
         let freed = guard("freeSubBatch", || {
-            self.0.free(sub_batch.0);
+            self.core.free(sub_batch.0);
             Ok(())
         });
         if let Err(error) = freed {
@@ -276,7 +347,14 @@ impl Transport {
     }
 
     fn must_refresh(&self, segment: u64, endpoint: &str) -> bool {
-        guard("mustRefresh", || Ok(self.0.must_refresh(segment, endpoint))).unwrap_or(true)
+        guard("mustRefresh", || {
+            Ok(self.core.must_refresh(segment, endpoint))
+        })
+        .unwrap_or(true)
+    }
+
+    fn may_reread(&self, segment: u64) -> bool {
+        guard("mayReread", || Ok(self.core.may_reread(segment))).unwrap_or(true)
     }
 
     fn submit(&self, sub_batch: &SubBatch, peers: &[Peer], requests: &[Request]) -> Outcome {
@@ -285,7 +363,7 @@ impl Transport {
             let requests = requests.iter().map(batch::Request::from);
             // SAFETY: TENT asks of its callers that a request's local memory stays
             // usable until the task is terminal.
-            unsafe { self.0.submit(&sub_batch.0, peers, requests) }
+            unsafe { self.core.submit(&sub_batch.0, peers, requests) }
         })
         .into()
     }
@@ -293,7 +371,7 @@ impl Transport {
     #[inline]
     fn poll(&self, sub_batch: &SubBatch, task: i32) -> Polled {
         // Cannot panic, so it does without the guard, which costs more than it.
-        match self.0.peek(&sub_batch.0, task) {
+        match self.core.peek(&sub_batch.0, task) {
             Some(status) => status.into(),
             None => self.poll_guarded(sub_batch, task),
         }
@@ -301,10 +379,12 @@ impl Transport {
 
     #[cold]
     fn poll_guarded(&self, sub_batch: &SubBatch, task: i32) -> Polled {
-        match guard("getTransferStatus", || self.0.poll(&sub_batch.0, task)) {
+        match guard("getTransferStatus", || self.core.poll(&sub_batch.0, task)) {
             Ok(status) => status.into(),
             Err(error) => {
-                POLL_ERROR.set(Some(error));
+                // At the thread's end it may be gone; then the reason is lost, the
+                // failure is not.
+                let _ = POLL_ERROR.try_with(|latest| latest.set(Some(error)));
                 Polled {
                     state: ffi::TaskState::Unknown,
                     bytes: 0,
@@ -314,11 +394,24 @@ impl Transport {
     }
 
     fn quiesce(&self) -> Outcome {
-        guard("quiesce", || self.0.quiesce()).into()
+        guard("quiesce", || match self.is_forked_copy() {
+            true => Ok(()),
+            false => self.core.quiesce(),
+        })
+        .into()
     }
 
     fn uninstall(&self) -> Outcome {
-        guard("uninstall", || self.0.uninstall()).into()
+        guard("uninstall", || {
+            if self.is_forked_copy() {
+                return Ok(());
+            }
+            self.core.uninstall()?;
+            device::all_removed(self.owner());
+            self.process.store(0, Ordering::Relaxed);
+            Ok(())
+        })
+        .into()
     }
 }
 
@@ -327,7 +420,15 @@ thread_local! {
 }
 
 fn poll_error() -> Outcome {
-    POLL_ERROR.take().map_or_else(Outcome::ok, Outcome::from)
+    let latest = POLL_ERROR.try_with(Cell::take).ok().flatten();
+    latest.map_or_else(
+        || Outcome {
+            code: Status::InternalError as u16,
+            message: "memfabric getTransferStatus failed: the reason is lost with its thread"
+                .to_owned(),
+        },
+        Outcome::from,
+    )
 }
 
 impl SubBatch {

@@ -12,17 +12,37 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use libloading::os::unix::Library as Linked;
-use tracing::{debug, info};
+use parking_lot::Mutex;
+use tracing::{debug, info, warn};
 
 use crate::config::Protocol;
 use crate::error::Error;
-use crate::library;
+use crate::memory::Region;
+use crate::{host_ranges, library};
 
 const LIBRARY: &str = "libascendcl.so";
 const ACL_SUCCESS: c_int = 0;
 /// The calling thread has no current device.
 const ACL_ERROR_RT_CONTEXT_NULL: c_int = 107_002;
+
+/// `aclrtMemLocationType`: by `aclrtMallocHost`, or registered with CANN.
+const ACL_MEM_LOCATION_TYPE_HOST: u32 = 0;
 const ACL_MEM_LOCATION_TYPE_DEVICE: u32 = 1;
+/// Not allocated through CANN.
+const ACL_MEM_LOCATION_TYPE_UNREGISTERED: u32 = 2;
+/// Unified memory: its pages are where they were touched last, the host or a
+/// device, and move when the other side touches them.
+const ACL_MEM_LOCATION_TYPE_MANAGED: u32 = 3;
+/// Of the host, by `aclrtMallocPhysical` with a NUMA node.
+const ACL_MEM_LOCATION_TYPE_HOST_NUMA: u32 = 4;
+
+/// `aclrtMemcpyKind`.
+const ACL_MEMCPY_HOST_TO_HOST: c_int = 0;
+const ACL_MEMCPY_HOST_TO_DEVICE: c_int = 1;
+const ACL_MEMCPY_DEVICE_TO_HOST: c_int = 2;
+const ACL_MEMCPY_DEVICE_TO_DEVICE: c_int = 3;
+/// CANN finds out itself where the two sides are.
+const ACL_MEMCPY_DEFAULT: c_int = 4;
 
 type AclrtGetDevice = unsafe extern "C" fn(device: *mut i32) -> c_int;
 type AclrtSetDevice = unsafe extern "C" fn(device: i32) -> c_int;
@@ -127,17 +147,125 @@ fn memory() -> Option<&'static Memory> {
         .as_ref()
 }
 
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Host,
+    Device(u32),
+    /// It may be on that device or not: the CPU must keep away from it, and a
+    /// copy is CANN's to direct.
+    Unsure(u32),
+}
+
+impl Place {
+    fn device(self) -> Option<u32> {
+        match self {
+            Self::Host => None,
+            Self::Device(device) | Self::Unsure(device) => Some(device),
+        }
+    }
+}
+
 /// The device whose memory `address` is; None for host memory, and where there
-/// is no CANN to ask.
+/// is no CANN to ask. Memory that was registered as the host's needs no question
+/// to CANN.
+///
+/// Managed memory counts as the device's. The CPU may touch it, but that moves its
+/// pages to the host, and they may be in use where they are.
 pub fn of_memory(address: usize) -> Option<u32> {
-    let memory = memory()?;
+    place_of(memory()?, address).device()
+}
+
+fn place_of(memory: &Memory, address: usize) -> Place {
+    if host_ranges::holds(address) {
+        return Place::Host;
+    }
     let mut attributes = PtrAttributes::default();
     // SAFETY: the address is only looked up; one struct is written during the
     // call.
     let code =
         unsafe { (memory.attributes)(std::ptr::without_provenance(address), &raw mut attributes) };
-    (code == ACL_SUCCESS && attributes.location_type == ACL_MEM_LOCATION_TYPE_DEVICE)
-        .then_some(attributes.location_id)
+    if code != ACL_SUCCESS {
+        // Not taken for a device's: a CANN that cannot answer, because the driver
+        // or a context is missing, answers so for every address of the host, and
+        // up to 9.0 its documentation promises an answer for its own memory only.
+        if first_time(&CODES, code) {
+            warn!(
+                code,
+                address, "aclrtPointerGetAttributes failed, the memory is taken for the host's"
+            );
+        }
+        return Place::Host;
+    }
+    let device = attributes.location_id;
+    match attributes.location_type {
+        ACL_MEM_LOCATION_TYPE_HOST
+        | ACL_MEM_LOCATION_TYPE_UNREGISTERED
+        | ACL_MEM_LOCATION_TYPE_HOST_NUMA => Place::Host,
+        ACL_MEM_LOCATION_TYPE_DEVICE => Place::Device(device),
+        // CANN's runtime knows on which side its pages are, but does not say it
+        // here; the id is the device's (`NpuDriver::PtrGetAttributes` and
+        // `PtrGetRealLocation` in its published source).
+        ACL_MEM_LOCATION_TYPE_MANAGED => Place::Unsure(device),
+        // Touching a device's memory ends the process; host memory that is taken
+        // for a device's is only slower.
+        location => {
+            if first_time(&LOCATIONS, location.cast_signed()) {
+                warn!(
+                    location,
+                    address, device, "this kind of memory is not known, it is taken for a device's"
+                );
+            }
+            Place::Unsure(device)
+        }
+    }
+}
+
+/// Codes and kinds of memory that were logged: these questions come with every
+/// request.
+static CODES: Mutex<Vec<c_int>> = Mutex::new(Vec::new());
+static LOCATIONS: Mutex<Vec<c_int>> = Mutex::new(Vec::new());
+/// More than CANN has for one function.
+const MOST_SEEN: usize = 64;
+
+fn first_time(seen: &Mutex<Vec<c_int>>, number: c_int) -> bool {
+    let mut seen = seen.lock();
+    let new = seen.len() < MOST_SEEN && !seen.contains(&number);
+    if new {
+        seen.push(number);
+    }
+    new
+}
+
+/// Takes note of regions that `owner` has registered with the library, so that
+/// [`of_memory`] knows those of the host. `owner` is any number that is one
+/// transport's own.
+pub(crate) fn registered(regions: &[Region], owner: usize) {
+    let Some(memory) = memory() else {
+        return;
+    };
+    for region in regions {
+        // What was there before may have been the host's.
+        host_ranges::remove(region.address);
+        let last = region
+            .address
+            .saturating_add(region.length)
+            .saturating_sub(1);
+        let ends = [region.address, last].map(|address| place_of(memory, address));
+        if ends == [Place::Host; 2] {
+            host_ranges::add(*region, owner);
+        }
+    }
+}
+
+/// Before a region is removed: from now on, [`of_memory`] asks about it again.
+pub(crate) fn removed(region: &Region) {
+    host_ranges::remove(region.address);
+}
+
+/// When all that `owner` has registered is gone.
+pub(crate) fn all_removed(owner: usize) {
+    host_ranges::forget(owner);
 }
 
 /// Copies `length` bytes where one side or both are device memory.
@@ -154,18 +282,24 @@ pub fn of_memory(address: usize) -> Option<u32> {
 /// nobody else uses either meanwhile, and they do not overlap. Device memory is
 /// checked by CANN.
 pub unsafe fn copy(destination: usize, source: usize, length: usize) -> Result<(), Error> {
-    let (to, from) = (of_memory(destination), of_memory(source));
-    let Some((memory, device)) = memory().zip(to.or(from)) else {
-        return Err(Error::DeviceCopy {
-            destination,
-            source_address: source,
-            length,
-            code: None,
-        });
+    let refused = |code| Error::DeviceCopy {
+        destination,
+        source_address: source,
+        length,
+        code,
     };
-    // aclrtMemcpyKind: HOST_TO_HOST 0, HOST_TO_DEVICE 1, DEVICE_TO_HOST 2,
-    // DEVICE_TO_DEVICE 3.
-    let kind = 2 * c_int::from(from.is_some()) + c_int::from(to.is_some());
+    let memory = memory().ok_or_else(|| refused(None))?;
+    let (to, from) = (place_of(memory, destination), place_of(memory, source));
+    let Some(device) = to.device().or(from.device()) else {
+        return Err(refused(None));
+    };
+    let kind = match (from, to) {
+        (Place::Unsure(_), _) | (_, Place::Unsure(_)) => ACL_MEMCPY_DEFAULT,
+        (Place::Host, Place::Host) => ACL_MEMCPY_HOST_TO_HOST,
+        (Place::Host, Place::Device(_)) => ACL_MEMCPY_HOST_TO_DEVICE,
+        (Place::Device(_), Place::Host) => ACL_MEMCPY_DEVICE_TO_HOST,
+        (Place::Device(_), Place::Device(_)) => ACL_MEMCPY_DEVICE_TO_DEVICE,
+    };
     let attempt = || {
         // SAFETY: the caller vouches for both sides; `kind` says which of them
         // CANN translates.
@@ -193,10 +327,5 @@ pub unsafe fn copy(destination: usize, source: usize, length: usize) -> Result<(
     if code == ACL_SUCCESS {
         return Ok(());
     }
-    Err(Error::DeviceCopy {
-        destination,
-        source_address: source,
-        length,
-        code: Some(code),
-    })
+    Err(refused(Some(code)))
 }

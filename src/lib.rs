@@ -29,6 +29,7 @@ pub mod endpoint;
 pub mod error;
 mod footprint;
 mod grouping;
+mod host_ranges;
 pub mod library;
 mod limit;
 mod logging;

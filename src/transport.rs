@@ -212,7 +212,8 @@ impl Transport {
     /// Whether the caller must drop what its thread has cached about `segment`
     /// before it uses `endpoint`, which it found there: since this thread last
     /// asked about the segment, a refused submission, a failed batch or the
-    /// library said that the endpoint may be gone. Asks for one drop a sign.
+    /// library said that the endpoint may be gone. Asks for one drop a sign, and
+    /// for one a second at most; a sign within that second waits for its end.
     pub fn must_refresh(&self, segment: u64, endpoint: &str) -> bool {
         self.suspects.must_refresh(self.number, segment, endpoint)
     }
@@ -543,6 +544,13 @@ impl Transport {
                 "vendor batch failed, its memory may be partly written"
             );
         }
+    }
+
+    /// Whether the calling thread may read the description of `segment` again now,
+    /// because what it has cached lacks an endpoint: at most once a second, with
+    /// the reads that [`Self::must_refresh`] asks for.
+    pub fn may_reread(&self, segment: u64) -> bool {
+        self.suspects.may_reread(self.number, segment)
     }
 }
 

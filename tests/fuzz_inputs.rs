@@ -430,17 +430,23 @@ fn peers_of_any_name_may_be_reported_as_down() {
     let emulator = Emulator::start();
     let transport = Transport::new();
     transport.install(&emulator_config()).expect("installed");
-    for peer in [
+    for (segment, peer) in [
         "",
         " ",
         "10.0.0.1:1\n",
         "\u{1b}[31m",
         "not an endpoint",
         &"1".repeat(1 << 16),
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let handles = emulator.peer_down(peer);
         assert_eq!(handles, 1);
-        assert!(transport.must_refresh(1, peer), "it was reported");
+        assert!(
+            transport.must_refresh(segment as u64, peer),
+            "it was reported"
+        );
     }
     transport.uninstall().expect("nothing is outstanding");
     emulator.assert_no_violation();

@@ -345,6 +345,36 @@ fn make_source(directory: &Path) {
     fs::write(directory.join("CMakeLists.txt"), "").expect("writes");
 }
 
+/// What a build cannot see: an engine that calls the method otherwise.
+#[test]
+fn c02_the_check_says_whether_the_engine_declares_quiesce() {
+    const HEADER: &str = "mooncake-transfer-engine/tent/include/tent/runtime/transport.h";
+    let checkout = Checkout::new(VALIDATED);
+    checkout.integrate().succeeds();
+    let says = || checkout.run(&["--check"]).succeeds().out;
+    assert!(says().contains("teardown: not known"), "{}", says());
+    for (declaration, declared) in [
+        (
+            "    virtual Status quiesce() { return Status::OK(); }\n",
+            true,
+        ),
+        ("    virtual Status quiesce ();\n", true),
+        ("    virtual Status quiesceAll() {}\n", false),
+        ("    virtual Status try_quiesce() {}\n", false),
+        ("    virtual Status drain() {}  // once quiesce()\n", false),
+        ("", false),
+    ] {
+        checkout.write(HEADER, &format!("class Transport {{\n{declaration}}};\n"));
+        let out = says();
+        assert_eq!(
+            out.contains("the engine calls Transport::quiesce()"),
+            declared,
+            "{declaration}{out}"
+        );
+        assert_eq!(out.contains("declares no quiesce()"), !declared, "{out}");
+    }
+}
+
 #[test]
 fn a_checkout_is_integrated_once_and_comes_back_to_the_byte() {
     for generation in GENERATIONS {

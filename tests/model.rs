@@ -365,8 +365,9 @@ impl Run {
             }
             Step::Refresh { peer } => {
                 let endpoint = self.model.peers.published(*peer).0;
+                let asked = Instant::now();
                 let told = self.transport.must_refresh(*peer as u64, &endpoint);
-                let expected = self.model.must_refresh(*peer);
+                let expected = self.model.must_refresh(*peer, asked, told);
                 self.compare(Ok(told), (Ok(expected), Vec::new()))
             }
         }

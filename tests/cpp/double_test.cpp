@@ -161,13 +161,11 @@ TEST_F(DoubleTest, ExceptionWhileResolvingFailsThatPeersTasksOnly) {
 }
 
 TEST_F(DoubleTest, ExceptionWhileDroppingAStaleDescriptionFailsTheTask) {
-    Engine good;
-    Engine local;
-    good.installed();
-    local.installed();
-    ASSERT_TRUE(good.add(theirs.at(), theirs.size()).ok());
-    const SegmentID peer = local.open(good.name);
     for (const auto& exception : exceptions()) {
+        Engine good;
+        Engine local;
+        ASSERT_NO_FATAL_FAILURE(installBoth(good, local));
+        const SegmentID peer = local.open(good.name);
         emulator.script("result=SM_ERROR");
         SubBatch batch(local.transport(), 3);
         ASSERT_TRUE(batch.submit({to(peer)}).ok());

@@ -371,5 +371,38 @@ TEST_F(ThreadsTest, C09NoVendorCallBeginsAfterQuiesceInManyShortLives) {
     });
 }
 
+// The race detector is the judge.
+TEST_F(ThreadsTest, A15EveryMethodMayMeetUninstallAndInstall) {
+    local.installed();
+    std::atomic<bool> over{false};
+    std::atomic<uint64_t> used{0};
+    const auto use = [&] {
+        while (!over) {
+            SubBatch batch(transport(), 1);
+            // Nothing moves: a task without bytes is completed at once.
+            const Status submitted = batch.submit({write(peers[0], 0, 0)});
+            if (submitted.ok()) ++used;
+            (void)local.shim().warmupSegment(LOCAL_SEGMENT_ID);
+            (void)local.shim().warmupSegment(peers[1]);
+            const auto capabilities = transport().capabilities();
+            EXPECT_FALSE(capabilities.gpu_to_gpu);
+        }
+    };
+    auto first = start(use);
+    auto second = start(use);
+    rounds([&](unsigned) {
+        EXPECT_TRUE(transport().uninstall().ok());
+        auto rival = start([&] { (void)local.install(); });
+        (void)local.install();
+        rival.get();
+        EXPECT_TRUE(transport().capabilities().dram_to_dram);
+        EXPECT_NE(local.endpoint(), "(none)");
+    });
+    over = true;
+    first.get();
+    second.get();
+    EXPECT_GT(used, 0u);
+}
+
 }  // namespace
 }  // namespace memfabric_test

@@ -4,11 +4,16 @@
 
 #include <gtest/gtest.h>
 #include <glog/logging.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cinttypes>
+#include <csignal>
 #include <cstdlib>
+#include <functional>
 #include <future>
+#include <memory>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -114,18 +119,30 @@ TEST_F(EmulatedTest, PublishedSnapshotsAreNeverWrittenTo) {
     EXPECT_EQ(json(*between), with_endpoint);
 }
 
-TEST_F(EmulatedTest, CapabilitiesAreTheFourMemoryDirectionsOnceInstalled) {
+TEST_F(EmulatedTest, A12OnlyADeviceProtocolClaimsDeviceMemory) {
     Engine engine;
-    auto& transport = engine.transport();
-    EXPECT_FALSE(transport.capabilities().dram_to_dram);
-    engine.installed();
-    const auto capabilities = transport.capabilities();
-    EXPECT_TRUE(capabilities.dram_to_dram);
-    EXPECT_TRUE(capabilities.dram_to_gpu);
-    EXPECT_TRUE(capabilities.gpu_to_dram);
-    EXPECT_TRUE(capabilities.gpu_to_gpu);
-    EXPECT_FALSE(capabilities.dram_to_file);
-    EXPECT_FALSE(capabilities.gpu_to_file);
+    const auto claims = [&](bool hosts, bool devices) {
+        const auto capabilities = engine.transport().capabilities();
+        EXPECT_EQ(capabilities.dram_to_dram, hosts);
+        EXPECT_EQ(capabilities.dram_to_gpu, devices);
+        EXPECT_EQ(capabilities.gpu_to_dram, devices);
+        EXPECT_EQ(capabilities.gpu_to_gpu, devices);
+        EXPECT_FALSE(capabilities.dram_to_file || capabilities.gpu_to_file);
+    };
+    claims(false, false);
+    auto& ascend = AscendEmulator::get();
+    ascend.setDevice(0);
+    for (const std::string protocol :
+         {"host_rdma", "device_sdma", "device_rdma", "device_urma",
+          "device_uboe", "host_rdma"}) {
+        SCOPED_TRACE(protocol);
+        engine.config->set("transports/memfabric/protocol", protocol);
+        engine.installed();
+        claims(true, protocol.starts_with("device_"));
+        ASSERT_TRUE(engine.transport().uninstall().ok());
+        claims(false, false);
+    }
+    ascend.setDevice(-1);
 }
 
 TEST_F(EmulatedTest, NameIsMemfabricWithoutNotificationOrCancellation) {
@@ -441,6 +458,9 @@ TEST_F(EmulatedTest, MemoryNeedsAnInstalledTransport) {
 TEST_F(TransferTest, DeviceMemoryIsLabelledAndNeverTouched) {
     auto& ascend = AscendEmulator::get();
     ascend.setDevice(5);
+    local.config->set("transports/memfabric/protocol",
+                      std::string("device_sdma"));
+    reinstallPatiently();
     void* device = ascend.allocate(kLength, 5);
     ASSERT_NE(device, nullptr);
     EXPECT_TRUE(transport().warmupMemory(device, kLength));
@@ -980,6 +1000,115 @@ TEST_F(TransferTest, PeerDownInsideAVendorCallDeadlocksNothing) {
     emulator.script("");
     ASSERT_TRUE(batch.submit(writes(1)).ok());
     expectCompleted(batch.await(1), 64);
+}
+
+// A child of the process, by fork
+
+// Whether `body` holds in a child. The child ends by a signal: at an exit, leak
+// checkers would miss the threads that it does not have.
+bool holdsInChild(const std::function<bool()>& body) {
+    int ends[2];
+    if (pipe(ends) != 0) throw std::runtime_error("no pipe");
+    const pid_t child = fork();
+    if (child < 0) throw std::runtime_error("no child");
+    if (child == 0) {
+        // It must end, whatever it waits for.
+        alarm(60);
+        const char answer = body() ? 'y' : 'n';
+        if (write(ends[1], &answer, 1) == 1) (void)raise(SIGKILL);
+        _exit(1);
+    }
+    close(ends[1]);
+    char answer = 0;
+    const bool answered = read(ends[0], &answer, 1) == 1;
+    close(ends[0]);
+    EXPECT_EQ(waitpid(child, nullptr, 0), child);
+    EXPECT_TRUE(answered) << "it died, or hung for a minute";
+    return answer == 'y';
+}
+
+TEST_F(TransferTest, A16AForkedChildLeavesEverythingAlone) {
+    SubBatch batch(transport(), 2);
+    ASSERT_TRUE(batch.submit({piece(Request::WRITE, 0, kLength)}).ok());
+    expectCompleted(batch.await(0), kLength);
+    LogCapture log;
+    const auto calls = [&] {
+        std::vector<uint64_t> counts;
+        for (const char* call : {"destroy", "uninit", "deregister", "query"}) {
+            counts.push_back(emulator.count(call));
+        }
+        return counts;
+    };
+    EXPECT_TRUE(holdsInChild([&] {
+        const size_t lines = log.lines().size();
+        const auto before = calls();
+        BufferDesc desc{};
+        desc.addr = reinterpret_cast<uint64_t>(ours.at());
+        desc.length = ours.size();
+        const bool well = local.shim().quiesce().ok() &&
+                          transport().removeMemoryBuffer(desc).ok() &&
+                          transport().uninstall().ok();
+        local.destroyTransport();
+        return well && calls() == before && emulator.violations().empty() &&
+               local.endpoint() != "(none)" && log.lines().size() == lines;
+    }));
+    theirs.fill(2);
+    ASSERT_TRUE(batch.submit({piece(Request::WRITE, 0, kLength)}).ok());
+    expectCompleted(batch.await(1), kLength);
+    EXPECT_TRUE(theirs.holds(1));
+}
+
+TEST_F(EmulatedTest, A16AChildMayInstallItsOwn) {
+#ifdef __SANITIZE_THREAD__
+    GTEST_SKIP() << "the race detector allows no thread in such a child";
+#endif
+    Engine engine;
+    engine.installed();
+    ASSERT_TRUE(engine.transport().uninstall().ok());
+    EXPECT_TRUE(holdsInChild([&] {
+        const bool installed = engine.install().ok();
+        const uint64_t destroyed = emulator.count("destroy");
+        engine.destroyTransport();
+        return installed && emulator.count("destroy") == destroyed + 1;
+    }));
+}
+
+// The end of a thread
+
+// Uses the transport when its thread ends, after everything that the transport
+// keeps for the thread is gone.
+struct AtTheEnd {
+    std::function<void()> use;
+    ~AtTheEnd() {
+        if (use) use();
+    }
+};
+
+TEST_F(TransferTest, A17ObjectsOfAThreadMayUseTheTransportWhenItEnds) {
+    SubBatch batch(transport(), 3);
+    Status failed_poll = Status::OK();
+    Status submitted = Status::OK();
+    std::thread([&] {
+        // Made before the transport's, so it ends after them.
+        thread_local AtTheEnd last;
+        emulator.script("query=SM_ERROR");
+        ASSERT_TRUE(batch.submit({piece(Request::WRITE, 0, 64)}).ok());
+        TransferStatus polled{};
+        EXPECT_FALSE(
+            transport().getTransferStatus(batch.batch, 0, polled).ok());
+        last.use = [&] {
+            TransferStatus late{};
+            failed_poll = transport().getTransferStatus(batch.batch, 0, late);
+            submitted = batch.submit(
+                {piece(Request::WRITE, 64, 64), piece(Request::READ, 128, 64)});
+        };
+    }).join();
+    EXPECT_TRUE(failed_poll.IsInternalError()) << failed_poll;
+    EXPECT_TRUE(failed_poll.message().starts_with("memfabric"))
+        << "does not say whose it is: " << failed_poll;
+    EXPECT_TRUE(submitted.ok()) << submitted;
+    emulator.script("");
+    for (int task : {0, 1, 2}) expectCompleted(batch.await(task), 64);
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 //! It is told what the vendor was asked, and says what must have been asked and
 //! what the caller must have been told.
 
+use std::time::{Duration, Instant};
+
 use memfabric_transport::{Code, Error, Region, TaskState, TaskStatus};
 
 use super::script::{Answer, PEERS, Piece, RANGES, Target, Verdict};
@@ -28,6 +30,8 @@ pub struct Model {
     /// How many of the signs this thread had seen when it last asked about each
     /// segment.
     seen: [usize; PEERS],
+    /// When this thread was last told to read each peer's description again.
+    refreshed: [Option<Instant>; PEERS],
     pub peers: Peers,
     targets: usize,
 }
@@ -453,6 +457,7 @@ impl Model {
         self.registered.clear();
         self.signs.clear();
         self.seen = [0; PEERS];
+        self.refreshed = [None; PEERS];
         Ok((Ok(()), expected))
     }
 
@@ -547,10 +552,20 @@ impl Model {
         Ok((outcome, expected))
     }
 
-    pub fn must_refresh(&mut self, peer: usize) -> bool {
+    /// What the question at `asked` ought to have been answered with; `told` is
+    /// what was answered. A sign may wait for as long as a description was read
+    /// again less than a second ago.
+    pub fn must_refresh(&mut self, peer: usize, asked: Instant, told: bool) -> bool {
         let endpoint = self.peers.published(peer).0;
         let news = &self.signs[self.seen[peer]..];
         let refresh = news.contains(&endpoint);
+        let recent = self.refreshed[peer].is_some_and(|last| asked - last < Duration::from_secs(1));
+        if refresh && recent && !told {
+            return false;
+        }
+        if refresh {
+            self.refreshed[peer] = Some(Instant::now());
+        }
         self.seen[peer] = self.signs.len();
         refresh
     }

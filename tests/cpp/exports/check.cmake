@@ -1,5 +1,6 @@
-# Fails if MODULE exports a symbol of Rust's runtime or of the bridge; NM lists
-# symbols, ARCHIVE is where they come from.
+# Fails if MODULE exports a symbol of Rust's runtime or of the bridge, or can be
+# unloaded; NM lists symbols, READELF what the loader is told, ARCHIVE is where
+# the symbols come from.
 
 cmake_minimum_required(VERSION 3.16)
 
@@ -42,3 +43,12 @@ if(linked_count LESS 10)
       "${MODULE} contains ${linked_count} such symbols: the core is not inside")
 endif()
 message(STATUS "${linked_count} inside, none exported")
+
+# A16: the library keeps pointers to functions of the core.
+execute_process(
+  COMMAND "${READELF}" --dynamic --wide "${MODULE}"
+  OUTPUT_VARIABLE dynamic
+  RESULT_VARIABLE status)
+if(NOT status EQUAL 0 OR NOT dynamic MATCHES "FLAGS_1[^\n]*NODELETE")
+  message(FATAL_ERROR "${MODULE} can be unloaded (${status}):\n${dynamic}")
+endif()

@@ -99,6 +99,17 @@ AscendEmulator::AscendEmulator() {
     find(library, "mf_emu_alloc_guarded_memory", allocate);
     find(library, "mf_emu_free_device_memory", free);
     find(library, "mf_emu_device_alias", alias);
+    find(library, "mf_emu_acl_fail", fail);
+    find(library, "mf_emu_set_host_location", setHostLocation);
+    find(library, "mf_emu_acl_count", count_);
+}
+
+uint64_t AscendEmulator::count(const char* function) {
+    const uint64_t value = count_(function);
+    if (value == UINT64_MAX) {
+        throw std::runtime_error(std::string("CANN has no ") + function);
+    }
+    return value;
 }
 
 std::string field(const std::string& call, const std::string& name) {

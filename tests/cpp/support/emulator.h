@@ -60,9 +60,18 @@ class AscendEmulator {
     void (*free)(void* pointer);
     // Where the CPU can touch the same bytes.
     void* (*alias)(const void* pointer);
+    // Makes a function of CANN's answer a code on every thread; 0 ends it.
+    void (*fail)(const char* function, int code);
+    // How all memory that is not a device's is reported from now on.
+    void (*setHostLocation)(uint32_t location_type);
+
+    // Calls of a function of CANN's.
+    uint64_t count(const char* function);
 
    private:
     AscendEmulator();
+
+    uint64_t (*count_)(const char*);
 };
 
 // A value in a line of the call log, as in `opcode=1`; empty if there is none.

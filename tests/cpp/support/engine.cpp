@@ -131,11 +131,27 @@ void Engine::advertise(const std::string& endpoint) {
 
 Status Engine::add(void* address, size_t length) {
     std::vector<BufferDesc> list = {describe(address, length)};
-    return transport().addMemoryBuffer(list, MemoryOptions());
+    CHECK_STATUS(transport().addMemoryBuffer(list, MemoryOptions()));
+    return segments().updateLocal([&](SegmentDesc& segment) {
+        auto& memory = std::get<MemorySegmentDesc>(segment.detail);
+        memory.buffers.push_back(list[0]);
+        return Status::OK();
+    });
 }
 
 Status Engine::remove(void* address, size_t length) {
     BufferDesc desc = describe(address, length);
+    // As the engine does: what is no longer described is removed then.
+    CHECK_STATUS(segments().updateLocal([&](SegmentDesc& segment) {
+        auto& buffers = std::get<MemorySegmentDesc>(segment.detail).buffers;
+        for (auto it = buffers.begin(); it != buffers.end(); ++it) {
+            if (it->addr == desc.addr && it->length == desc.length) {
+                buffers.erase(it);
+                break;
+            }
+        }
+        return Status::OK();
+    }));
     return transport().removeMemoryBuffer(desc);
 }
 

@@ -55,7 +55,8 @@ class Engine {
     // Sets, or with an empty value takes out, our endpoint in the metadata.
     void advertise(const std::string& endpoint);
 
-    // Registers `length` bytes; the transport's status.
+    // Registers `length` bytes and describes them to peers; the transport's
+    // status. Takes them back.
     Status add(void* address, size_t length);
     Status remove(void* address, size_t length);
 

@@ -31,6 +31,8 @@ class MemFabricTransport : public Transport {
 
     // Takes everything down. What is still outstanding then is leaked on
     // purpose, with one ERROR line, rather than freed under a running transfer.
+    // In a child, by fork, of the process that installed it, everything is left
+    // as it is: it is the parent's.
     ~MemFabricTransport() override;
 
     MemFabricTransport(const MemFabricTransport &) = delete;
@@ -44,6 +46,10 @@ class MemFabricTransport : public Transport {
     // InternalError if work is outstanding after the timeout: nothing was
     // destroyed then, and a later call may succeed.
     Status uninstall() override;
+
+    // Device memory only with a protocol that reaches it; nothing unless
+    // installed.
+    const Capabilities capabilities() const override;
 
     Status allocateSubBatch(SubBatchRef &batch, size_t max_size) override;
 
@@ -69,10 +75,10 @@ class MemFabricTransport : public Transport {
     const char *getName() const override { return "memfabric"; }
 
     // The following two override TENT's where the engine has them and are plain
-    // methods where it does not; the assertions below see to it that they are
-    // not silently hidden from one that declares them otherwise. An engine
-    // without quiesce() is drained by the destructor, and by the removal of a
-    // range that is in use.
+    // methods where it does not. The build stops at an engine that has them in
+    // another form, whose calls would never reach ours. An engine without
+    // quiesce() is drained by the destructor, and by the removal of a range
+    // that is in use.
 
     // Refuses submissions for good and polls what is outstanding until it is
     // done, or InternalError after MF_TRANSFER_TIMEOUT.
@@ -82,27 +88,62 @@ class MemFabricTransport : public Transport {
     Status warmupSegment(SegmentID target_id);
 
    private:
+    [[gnu::cold, gnu::noinline]] Status submitOnAnotherThread(
+        SubBatchRef batch, const std::vector<Request> &request_list);
+
     struct Impl;
     std::unique_ptr<Impl> impl_;
 };
 
 namespace memfabric {
 
-template <typename T>
-concept HasQuiesce = requires {
-    &T::quiesce;
+// Whether T has a member of that name, whatever it is: if it has, the name is
+// ambiguous in a class that inherits another one.
+struct QuiesceMember {
+    int quiesce;
 };
 template <typename T>
+struct WithQuiesceMember : T, QuiesceMember {};
+template <typename T>
+concept HasQuiesce = !requires {
+    &WithQuiesceMember<T>::quiesce;
+};
+
+struct WarmupSegmentMember {
+    int warmupSegment;
+};
+template <typename T>
+struct WithWarmupSegmentMember : T, WarmupSegmentMember {};
+template <typename T>
+concept HasWarmupSegment = !requires {
+    &WithWarmupSegmentMember<T>::warmupSegment;
+};
+
+// One public method of that name, with the parameters and the result of ours.
+// The first requirement is not met by an overloaded one.
+template <typename T>
 concept QuiesceAsExpected = requires {
+    &T::quiesce;
     static_cast<Status (T::*)()>(&T::quiesce);
 };
 template <typename T>
-concept HasWarmupSegment = requires {
-    &T::warmupSegment;
-};
-template <typename T>
 concept WarmupSegmentAsExpected = requires {
+    &T::warmupSegment;
     static_cast<Status (T::*)(SegmentID)>(&T::warmupSegment);
+};
+
+// Can be completed only if the engine's method is virtual.
+template <typename T, bool = HasQuiesce<T>>
+struct QuiesceMustBeVirtual {};
+template <typename T>
+struct QuiesceMustBeVirtual<T, true> : T {
+    Status quiesce() override;
+};
+template <typename T, bool = HasWarmupSegment<T>>
+struct WarmupSegmentMustBeVirtual {};
+template <typename T>
+struct WarmupSegmentMustBeVirtual<T, true> : T {
+    Status warmupSegment(SegmentID target_id) override;
 };
 
 }  // namespace memfabric
@@ -110,10 +151,12 @@ concept WarmupSegmentAsExpected = requires {
 static_assert(!memfabric::HasQuiesce<Transport> ||
                   memfabric::QuiesceAsExpected<Transport>,
               "Transport::quiesce changed: the engine would never call ours");
+static_assert(sizeof(memfabric::QuiesceMustBeVirtual<Transport>) > 0);
 static_assert(!memfabric::HasWarmupSegment<Transport> ||
                   memfabric::WarmupSegmentAsExpected<Transport>,
               "Transport::warmupSegment changed: the engine would never call "
               "ours");
+static_assert(sizeof(memfabric::WarmupSegmentMustBeVirtual<Transport>) > 0);
 
 }  // namespace tent
 }  // namespace mooncake

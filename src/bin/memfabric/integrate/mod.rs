@@ -16,6 +16,9 @@ use similar::TextDiff;
 use survey::{Change, Mention, Survey, Words};
 use tree::Tree;
 
+/// Where TENT declares what the engine calls.
+const TRANSPORT: &str = "mooncake-transfer-engine/tent/include/tent/runtime/transport.h";
+
 const EXIT_STATUS: &str = "\
 Exit status:
   0  done, or nothing to do; with --check: integrated
@@ -36,7 +39,8 @@ pub struct Args {
     #[arg(value_name = "MOONCAKE_DIR")]
     mooncake: PathBuf,
 
-    /// Say whether the checkout is integrated, partly or not, and change nothing
+    /// Say whether the checkout is integrated, partly or not, and whether its engine
+    /// calls quiesce(), and change nothing
     #[arg(long, conflicts_with_all = ["diff", "revert"])]
     check: bool,
 
@@ -265,8 +269,32 @@ fn check(tree: &Tree, survey: &Survey) -> Result<u8, Problem> {
         return Ok(3);
     }
     let there = survey.filled("sources").unwrap_or_default();
-    print(&format!("integrated: {root}\nsources: {there}\n"))?;
+    let teardown = teardown(tree)?;
+    print(&format!(
+        "integrated: {root}\nsources: {there}\nteardown: {teardown}\n"
+    ))?;
     Ok(0)
+}
+
+/// Whether the engine asks its transports to quiesce. One that names that method
+/// otherwise compiles, and never calls ours; so does one that is older than it.
+fn teardown(tree: &Tree) -> Result<&'static str, Problem> {
+    let Some(header) = tree.read(TRANSPORT)? else {
+        return Ok("not known, Transport's header is not where it was");
+    };
+    let declared = header.flat().lines().any(|line| {
+        let code = line.split("//").next().unwrap_or_default();
+        code.split_once("quiesce").is_some_and(|(before, after)| {
+            !before.ends_with(|c: char| c.is_alphanumeric() || c == '_')
+                && after.trim_start().starts_with('(')
+        })
+    });
+    Ok(match declared {
+        true => "the engine calls Transport::quiesce() before it frees memory",
+        false => {
+            "Transport declares no quiesce(): the transport drains when a range in use is removed and when it is destroyed; if this engine is of September 2026 or later, look what the method is called now"
+        }
+    })
 }
 
 /// Errors if a checkout that has none of the edits cannot take them.

@@ -1,5 +1,7 @@
 // Double of TENT's Transport, in two generations: with
-// TENT_DOUBLE_GENERATION_B it has the virtuals that came later.
+// TENT_DOUBLE_GENERATION_B it has the virtuals that came later; with
+// TENT_DOUBLE_QUIESCE and TENT_DOUBLE_WARMUP_SEGMENT, declarations, two of them
+// in another form.
 
 #ifndef TRANSPORT_V1_H_
 #define TRANSPORT_V1_H_
@@ -120,10 +122,15 @@ class Transport {
     }
 
 #ifdef TENT_DOUBLE_GENERATION_B
+#ifdef TENT_DOUBLE_QUIESCE
+    TENT_DOUBLE_QUIESCE
+    TENT_DOUBLE_WARMUP_SEGMENT
+#else
     virtual Status quiesce() { return Status::OK(); }
     virtual Status warmupSegment(SegmentID /*target_id*/) {
         return missing("warmupSegment");
     }
+#endif
     virtual bool tracksLocalBuffer(const BufferDesc& /*desc*/) const {
         return false;
     }
