@@ -9,14 +9,15 @@
 //! one atomic word. A poll of a task that is done, or that has not yet seen the
 //! latest "pending", therefore takes no lock.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::backend::{BatchId, CopyBatch, Opcode};
 use crate::endpoint::{self, Endpoint};
 use crate::error::Code;
 use crate::footprint::Footprint;
+use crate::sync::OnceLock;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use crate::zeroed;
 
 /// One transfer that the engine asks for.
@@ -362,7 +363,8 @@ impl Table {
         *self.length.get_mut() = 0;
         *self.refused.get_mut() = false;
         *self.succeeded.get_mut() = 0;
-        let count = std::mem::take(self.batch_count.get_mut());
+        let count = *self.batch_count.get_mut();
+        *self.batch_count.get_mut() = 0;
         (0..count).filter_map(|index| self.batches.take(index))
     }
 }

@@ -34,11 +34,14 @@ pub mod library;
 mod limit;
 mod logging;
 pub mod memory;
+#[cfg(test)]
+mod memory_order;
 pub mod published;
 mod quiesce;
 mod recycle;
 mod registration;
 mod suspects;
+mod sync;
 pub mod transport;
 mod vendor;
 mod zeroed;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, MutexGuard};
 use tracing::{debug, error, info, warn};
 
 use crate::batch::{Progress, VendorBatch};
 use crate::error::{Code, Error};
 use crate::memory::{Region, Regions};
+use crate::sync::MutexGuard;
 use crate::transport::{State, Transport};
 
 /// First and longest pause between two sweeps of a wait. A wait also ends when
@@ -25,7 +25,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What was torn down with work outstanding (C13). Nothing is taken out again; it
 /// stays in reach so that leak checkers tell it from what was lost by mistake.
-static LEFT_BEHIND: Mutex<Vec<State>> = Mutex::new(Vec::new());
+static LEFT_BEHIND: parking_lot::Mutex<Vec<State>> = parking_lot::Mutex::new(Vec::new());
 
 /// Whom a wait waits for.
 #[derive(Clone, Copy)]

@@ -14,10 +14,10 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// More endpoints than a cluster has; a hostile library cannot grow it further.
 const MAX_ENDPOINTS: usize = 4096;
@@ -113,7 +113,9 @@ impl Suspects {
             marks.discarded = number;
         }
         marks.by_endpoint.insert(endpoint.into(), number);
-        self.latest.store(number, Ordering::Release);
+        // Under the lock: a caller that saw this number and then takes the lock
+        // finds the mark, so the number needs no order of its own.
+        self.latest.store(number, Ordering::Relaxed);
     }
 
     /// Whether what this thread has cached about `segment` must be dropped before
@@ -163,7 +165,7 @@ impl Suspects {
     /// Number of the latest mark: unchanged since a caller last looked means
     /// that nothing needs to be dropped, which is the usual case and one load.
     pub(crate) fn latest(&self) -> u64 {
-        self.latest.load(Ordering::Acquire)
+        self.latest.load(Ordering::Relaxed)
     }
 
     /// Whether `endpoint` was marked after mark number `seen`.

@@ -24,7 +24,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
 use tracing::{debug, error, info, trace, warn};
 
 use crate::backend::{self, Backend, BatchId, Opcode, Opened, Query, Refused};
@@ -39,6 +38,7 @@ use crate::limit::Limiter;
 use crate::memory::{Region, Regions};
 use crate::recycle::Kept;
 use crate::suspects::Suspects;
+use crate::sync::{Condvar, Mutex};
 
 /// The transport. All methods may be called from any thread.
 ///
@@ -51,9 +51,9 @@ pub struct Transport {
     pub(crate) state: Mutex<State>,
     /// Signalled when a vendor batch is done.
     pub(crate) done: Condvar,
-    pub(crate) memory: Mutex<Regions>,
+    pub(crate) memory: parking_lot::Mutex<Regions>,
     /// Signalled when a call about memory has ended.
-    pub(crate) memory_changed: Condvar,
+    pub(crate) memory_changed: parking_lot::Condvar,
     /// How many ranges are condemned, for whom that is worth a lock.
     pub(crate) condemned: AtomicUsize,
     /// The process that installed it; 0 before that.
@@ -92,7 +92,7 @@ impl std::fmt::Debug for State {
 
 /// Batches that the library may hold although it refused them. Nothing is taken
 /// out again.
-static DOUBTFUL: Mutex<Vec<Arc<VendorBatch>>> = Mutex::new(Vec::new());
+static DOUBTFUL: parking_lot::Mutex<Vec<Arc<VendorBatch>>> = parking_lot::Mutex::new(Vec::new());
 
 /// So many batches of freed sub-batches are asked about by a submission or a
 /// release: more than those make on average, so that they do not pile up.
@@ -129,8 +129,8 @@ impl Transport {
             number: TRANSPORTS.fetch_add(1, Ordering::Relaxed),
             state: Mutex::default(),
             done: Condvar::new(),
-            memory: Mutex::default(),
-            memory_changed: Condvar::new(),
+            memory: parking_lot::Mutex::default(),
+            memory_changed: parking_lot::Condvar::new(),
             condemned: AtomicUsize::new(0),
             process: AtomicU32::new(0),
             suspects: Arc::default(),

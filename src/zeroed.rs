@@ -2,9 +2,12 @@
 // Allocates by hand, because a vector would abort or touch every page.
 #![allow(unsafe_code)]
 
+#[cfg(not(all(loom, test)))]
 use std::alloc::{Layout, alloc_zeroed};
+#[cfg(not(all(loom, test)))]
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Types for which all bits zero is a value.
 ///
@@ -21,6 +24,7 @@ unsafe impl Zero for AtomicU64 {}
 unsafe impl<T: Zero, const N: usize> Zero for [T; N] {}
 
 /// `count` zeros; None if there is no memory for them.
+#[cfg(not(all(loom, test)))]
 pub(crate) fn slice<T: Zero>(count: usize) -> Option<Box<[T]>> {
     let layout = Layout::array::<T>(count).ok()?;
     if layout.size() == 0 {
@@ -35,7 +39,13 @@ pub(crate) fn slice<T: Zero>(count: usize) -> Option<Box<[T]>> {
     Some(unsafe { Box::from_raw(slice.as_ptr()) })
 }
 
-#[cfg(test)]
+/// As above: loom's atomics are more than numbers.
+#[cfg(all(loom, test))]
+pub(crate) fn slice<T: Zero + Default>(count: usize) -> Option<Box<[T]>> {
+    Some(std::iter::repeat_with(T::default).take(count).collect())
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::atomic::Ordering;
 

@@ -259,6 +259,26 @@ class ThreadsTest : public EmulatedTest {
     std::atomic<uint64_t> removed{0};
 };
 
+// The flag orders nothing: what the other thread reads is ordered behind its
+// writing by the shim's counter alone, which the race detector checks.
+TEST_F(ThreadsTest, C04LengthThatTheShimKeepsIsOrderedBehindItsCounter) {
+    local.installed();
+    SubBatch batch(transport(), 1);
+    std::atomic<bool> polled{false};
+    auto other = start([&] {
+        while (!polled.load(std::memory_order_relaxed)) {
+            std::this_thread::yield();
+        }
+        expectEnded(end(batch, 0), kPiece);
+    });
+    EXPECT_TRUE(submit(batch, {write(peers[0], 0, kPiece)}));
+    expectEnded(end(batch, 0), kPiece);
+    polled.store(true, std::memory_order_relaxed);
+    other.get();
+    EXPECT_EQ(completed, 2u);
+    batch.free();
+}
+
 TEST_F(ThreadsTest, C15EveryThreadOfAnEngineMeetsOnOneTransport) {
     uint64_t peer_downs = 0;
     rounds([&](unsigned seed) {
