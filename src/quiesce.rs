@@ -128,6 +128,13 @@ impl Transport {
             let expired = deadline.is_some_and(|deadline| now >= deadline);
             let had_their_time = patience == Patience::Implicit
                 && left.iter().all(|batch| batch.had_its_time(now, timeout));
+            if !left.is_empty() {
+                // Not of `left` alone: a teardown waits for one range after the
+                // other, and takes one timeout (C19).
+                for batch in &state.outstanding {
+                    batch.wait_from(now);
+                }
+            }
             if left.is_empty() || expired || had_their_time {
                 return Waited {
                     batches: left.len(),
@@ -135,11 +142,6 @@ impl Transport {
                     elapsed: begun.elapsed(),
                     last_error,
                 };
-            }
-            // Not of `left` alone: a teardown waits for one range after the other,
-            // and takes one timeout (C19).
-            for batch in &state.outstanding {
-                batch.wait_from(now);
             }
             if now >= next_report {
                 next_report = now + PROGRESS_INTERVAL;

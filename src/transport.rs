@@ -238,6 +238,7 @@ impl Transport {
     /// tracked, their arrays alive, until they are done (C14): later calls ask
     /// about them.
     pub fn free(&self, sub_batch: SubBatch) {
+        let own = sub_batch.owner() == self.number;
         let mut table = sub_batch.into_table();
         let mut state = self.state.lock();
         for batch in table.clear() {
@@ -245,6 +246,7 @@ impl Transport {
                 Progress::Done(_) => {
                     state.kept.keep_batch(batch);
                 }
+                Progress::Outstanding { .. } if !own => {}
                 Progress::Outstanding { .. } => state.orphans.push_back(batch),
             }
         }
