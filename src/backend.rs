@@ -20,7 +20,7 @@ use crate::library::Library;
 use crate::memory::Region;
 use crate::published::{Pieces, PublishedBackend};
 use crate::suspects::Suspects;
-use crate::vendor::{self, Initialised, PeerWatch, check, set_log_level};
+use crate::vendor::{self, PeerWatch, Process, check, set_log_level};
 
 /// What the backend calls a batch. 0 is as good an id as any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -375,10 +375,9 @@ pub(crate) fn open_with(config: &Config, suspects: Arc<Suspects>) -> Result<Open
 /// query \[spec\].
 pub struct SmemBackend {
     // Fields drop in this order: the instance ends before the peer watch that
-    // its callback names, and before the process-wide initialisation.
+    // its callback names.
     instance: Instance,
     _watch: PeerWatch,
-    _initialised: Initialised,
     library: Arc<Library>,
     device: u32,
     endpoint: Endpoint,
@@ -387,8 +386,9 @@ pub struct SmemBackend {
 
 impl SmemBackend {
     /// Opens the library and brings an instance up, in the order: library,
-    /// device, init, config_init, create, get_rpc_port, peer-down callback. What
-    /// is done is undone in reverse order if a later step fails.
+    /// device, init, config_init, create, get_rpc_port, peer-down callback. If a
+    /// later step fails the instance ends; the initialisation stays, like the
+    /// library itself (C18).
     ///
     /// Must be called on a thread whose current Ascend device is the one to use;
     /// nothing depends on the thread afterwards.
@@ -411,7 +411,10 @@ impl SmemBackend {
         );
         set_log_level(library.smem_set_log_level, config.log_level);
         let device = device::current(config.protocol)?;
-        let initialised = initialise(&library, device)?;
+        vendor::initialise(library.smem_trans_init as usize, device, || {
+            // SAFETY: takes numbers only.
+            unsafe { (library.smem_trans_init)(device, 0) }
+        })?;
         let url = config.host.at(0);
         let instance = Instance::create(&library, config, device, &url)?;
         let endpoint = config.host.at(instance.rpc_port(&url)?);
@@ -423,7 +426,6 @@ impl SmemBackend {
         Ok(Self {
             instance,
             _watch: watch,
-            _initialised: initialised,
             library,
             device,
             endpoint,
@@ -451,22 +453,11 @@ impl fmt::Debug for SmemBackend {
     }
 }
 
-fn initialise(library: &Arc<Library>, device: u32) -> Result<Initialised, Error> {
-    let last = Arc::clone(library);
-    Initialised::acquire(
-        library.smem_trans_init as usize,
-        device,
-        // SAFETY: takes numbers only; the first call of this copy.
-        || unsafe { (library.smem_trans_init)(device, 0) },
-        // SAFETY: takes a number only; no instance of this copy is left.
-        move || unsafe { (last.smem_trans_uninit)(0) },
-    )
-}
-
 /// A `smem_trans_t` that is destroyed when dropped.
 struct Instance {
     library: Arc<Library>,
     handle: NonNull<c_void>,
+    process: Process,
 }
 
 // SAFETY: the handle is a token that only the library follows, and the library
@@ -500,6 +491,7 @@ impl Instance {
         Ok(Self {
             library: Arc::clone(library),
             handle,
+            process: Process::current(),
         })
     }
 
@@ -520,6 +512,10 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
+        // A child after fork has the handle's memory, and nothing of what it is for.
+        if !self.process.is_current() {
+            return;
+        }
         // SAFETY: the handle is live and this is its last use; the transport
         // drops a backend only when no batch is outstanding (C13).
         unsafe { (self.library.smem_trans_destroy)(self.handle.as_ptr(), 0) };

@@ -572,15 +572,18 @@ mod tests {
     fn lengths_are_shown_once_every_task_is_completed() {
         let sub_batch = SubBatch::new(1, 4, table(4));
         let first = submit(&sub_batch, &[request(8, 0), request(0, 0)]);
-        assert_eq!(shown(&sub_batch), [], "the first task is outstanding");
+        assert!(
+            shown(&sub_batch).is_empty(),
+            "the first task is outstanding"
+        );
         first[0].finish(Code::OK);
         assert_eq!(shown(&sub_batch), [8, 0]);
         let second = submit(&sub_batch, &[request(16, 0)]);
-        assert_eq!(shown(&sub_batch), [], "a later task is outstanding");
+        assert!(shown(&sub_batch).is_empty(), "a later task is outstanding");
         second[0].finish(Code::OK);
         assert_eq!(shown(&sub_batch), [8, 0, 16]);
         submit(&sub_batch, &[request(32, 1)]);
-        assert_eq!(shown(&sub_batch), [], "a later task has failed");
+        assert!(shown(&sub_batch).is_empty(), "a later task has failed");
     }
 
     #[test]
@@ -588,7 +591,7 @@ mod tests {
         let sub_batch = SubBatch::new(1, 1, table(1));
         let batches = submit(&sub_batch, &[request(8, 0)]);
         batches[0].finish(Code(-1));
-        assert_eq!(shown(&sub_batch), []);
+        assert!(shown(&sub_batch).is_empty());
     }
 
     fn table(tasks: usize) -> Box<Table> {

@@ -55,6 +55,8 @@ macro_rules! symbols {
         /// The file stays mapped until the process ends, whatever becomes of this
         /// value: the library's threads and thread-local destructors outlive any
         /// unload.
+        // Some are the mark of the generation and are never called.
+        #[allow(dead_code)]
         #[derive(Debug)]
         pub struct Library {
             path: std::path::PathBuf,

@@ -8,13 +8,16 @@ use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tracing::warn;
 
 use crate::abi;
 use crate::config::LogLevel;
+use crate::endpoint::{MAX_BYTES, excerpt};
 use crate::error::{Code, Error};
+use crate::limit::Limiter;
 use crate::memory::Region;
 use crate::suspects::Suspects;
 
@@ -45,82 +48,58 @@ pub(crate) fn set_log_level(function: abi::smem_set_log_level, level: LogLevel) 
     }
 }
 
-/// One use of the library's process-wide initialisation.
-///
-/// Several engines in a process are normal, and so are two copies of this
-/// static in one process that meet one library, for Mooncake's Python modules
-/// link it statically. So uses are counted per library, an initialisation that
-/// somebody else made (SM_REPEAT_CALL) is success, and only a copy that made it
-/// takes it back, with its last use.
-pub(crate) struct Initialised {
-    library: usize,
+/// The process that something belongs to: a child after fork has a copy of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Process(u32);
+
+impl Process {
+    pub(crate) fn current() -> Self {
+        Self(std::process::id())
+    }
+
+    pub(crate) fn is_current(self) -> bool {
+        self.0 == std::process::id()
+    }
 }
 
-/// Uses by the address of a function of the library's, which tells two
-/// libraries apart.
-static INITIALISATIONS: Mutex<Vec<Initialisation>> = Mutex::new(Vec::new());
+/// Libraries that were initialised, by the address of a function of theirs, and
+/// for which device.
+static INITIALISED: Mutex<Vec<(usize, u32)>> = Mutex::new(Vec::new());
 
-struct Initialisation {
+/// Initialises a library for this process, unless that was done. It is never
+/// taken back (C18): other engines may use it, and other copies of this code,
+/// which Mooncake's Python modules link statically, and whose uses cannot be
+/// counted here. So an initialisation that somebody else made (SM_REPEAT_CALL) is
+/// success as well.
+///
+/// # Errors
+///
+/// The vendor's code; a later attempt calls `init` again.
+pub(crate) fn initialise(
     library: usize,
     device: u32,
-    /// What takes it back; None if somebody else made it.
-    uninit: Option<Box<dyn FnOnce() + Send>>,
-    uses: usize,
-}
-
-impl Initialised {
-    /// Calls `init` if this is the first use of `library`; `uninit` is called
-    /// with the last.
-    pub(crate) fn acquire(
-        library: usize,
-        device: u32,
-        init: impl FnOnce() -> i32,
-        uninit: impl FnOnce() + Send + 'static,
-    ) -> Result<Self, Error> {
-        let mut all = INITIALISATIONS.lock();
-        if let Some(known) = all.iter_mut().find(|known| known.library == library) {
-            known.uses += 1;
-            let first = known.device;
-            drop(all);
-            if first != device {
-                warn!(
-                    device,
-                    first, "the library was initialised for another device in this process"
-                );
-            }
-        } else {
-            // The lock is held across the call so that a second install waits for
-            // the first one's outcome. The library's callback never takes it.
-            let code = init();
-            if code != abi::SM_REPEAT_CALL {
-                check("smem_trans_init", code, || format!(" (device {device})"))?;
-            }
-            all.push(Initialisation {
-                library,
-                device,
-                uninit: (code == abi::SM_OK).then(|| Box::new(uninit) as _),
-                uses: 1,
-            });
+    init: impl FnOnce() -> i32,
+) -> Result<(), Error> {
+    // Held across the call so that a second install waits for the first one's
+    // outcome. The library's callback never takes it.
+    let mut all = INITIALISED.lock();
+    let known = all.iter().find(|(known, _)| *known == library);
+    let Some(&(_, first)) = known else {
+        let code = init();
+        if code != abi::SM_REPEAT_CALL {
+            check("smem_trans_init", code, || format!(" (device {device})"))?;
         }
-        Ok(Self { library })
+        all.push((library, device));
+        return Ok(());
+    };
+    drop(all);
+    if first != device {
+        warn!(
+            device,
+            first, "the library was initialised for another device in this process"
+        );
     }
-}
-
-impl Drop for Initialised {
-    fn drop(&mut self) {
-        let mut all = INITIALISATIONS.lock();
-        let Some(index) = all.iter().position(|known| known.library == self.library) else {
-            return;
-        };
-        all[index].uses -= 1;
-        if all[index].uses == 0
-            && let Some(uninit) = all.swap_remove(index).uninit
-        {
-            // Every instance of this copy was destroyed before its `Initialised`
-            // was dropped.
-            uninit();
-        }
-    }
+    Ok(())
 }
 
 /// Whom a peer-down callback is for.
@@ -129,6 +108,7 @@ impl Drop for Initialised {
 /// thread until long after the instance is gone.
 pub(crate) struct PeerWatch {
     number: usize,
+    process: Process,
 }
 
 static WATCHES: LazyLock<Mutex<Watches>> = LazyLock::new(Mutex::default);
@@ -145,7 +125,10 @@ impl PeerWatch {
         watches.latest += 1;
         let number = watches.latest;
         watches.by_number.insert(number, suspects);
-        Self { number }
+        Self {
+            number,
+            process: Process::current(),
+        }
     }
 
     /// Has `handle` call for this watch.
@@ -178,7 +161,10 @@ impl PeerWatch {
 
 impl Drop for PeerWatch {
     fn drop(&mut self) {
-        WATCHES.lock().by_number.remove(&self.number);
+        // In a child after fork, the lock may be held by a thread that is not there.
+        if self.process.is_current() {
+            WATCHES.lock().by_number.remove(&self.number);
+        }
     }
 }
 
@@ -199,11 +185,57 @@ unsafe extern "C" fn peer_down(peer: *const c_char, user: *mut c_void) {
             unsafe { CStr::from_ptr(peer) }.to_string_lossy()
         };
         let watch = WATCHES.lock().by_number.get(&user.addr()).cloned();
-        if let Some(suspects) = watch {
+        let Some(suspects) = watch else {
+            return;
+        };
+        // A longer name is nobody's endpoint.
+        if peer.len() <= MAX_BYTES {
             suspects.mark(&peer);
-            warn!(peer = %peer, "peer is down");
+        }
+        let peer = excerpt(&peer, MAX_BYTES);
+        if let Some(passed_over) = DOWN.admit(&peer) {
+            warn!(peer, passed_over, "peer is down");
         }
     }));
+}
+
+static DOWN: LazyLock<Down> = LazyLock::new(Down::default);
+
+/// So many lines a second are about peers that are down, whatever their names.
+const MOST_DOWN: u32 = 10;
+
+/// Limits the lines about peers that are down: for each peer, and for names that
+/// are new each time, for all of them.
+#[derive(Default)]
+struct Down {
+    by_peer: Limiter,
+    all: Mutex<Burst>,
+}
+
+#[derive(Default)]
+struct Burst {
+    since: Option<Instant>,
+    lines: u32,
+    passed_over: u64,
+}
+
+impl Down {
+    /// Whether to log that `peer` is down, and how many such lines were passed over
+    /// since the last.
+    fn admit(&self, peer: &str) -> Option<u64> {
+        let mut all = self.all.lock();
+        let old = |since: Instant| since.elapsed() >= Duration::from_secs(1);
+        if all.since.is_none_or(old) {
+            all.since = Some(Instant::now());
+            all.lines = 0;
+        }
+        if all.lines < MOST_DOWN && self.by_peer.admit("peer is down", peer).is_some() {
+            all.lines += 1;
+            return Some(std::mem::take(&mut all.passed_over));
+        }
+        all.passed_over += 1;
+        None
+    }
 }
 
 /// Registers every region in one call, or reports a failure.
@@ -280,4 +312,68 @@ pub(crate) unsafe fn deregister(
     check("smem_trans_deregister_mem", code, || {
         format!(" ({address:#x})")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn library_says_down(watch: &PeerWatch, name: &CStr) {
+        // SAFETY: a terminated name, alive across the call; the number is never
+        // followed.
+        unsafe {
+            peer_down(
+                name.as_ptr(),
+                std::ptr::without_provenance_mut(watch.number),
+            )
+        };
+    }
+
+    #[test]
+    fn b10_peers_that_are_down_are_a_few_lines_whatever_their_number() {
+        let down = Down::default();
+        let lines = (0..10_000).filter_map(|peer| down.admit(&peer.to_string()));
+        assert!(
+            lines.count() <= 3 * MOST_DOWN as usize,
+            "names of all kinds"
+        );
+        let down = Down::default();
+        let mut logged = 0;
+        let mut passed_over = 0;
+        for _ in 0..10_000 {
+            if let Some(count) = down.admit("10.0.0.1:1") {
+                logged += 1;
+                passed_over += count;
+            }
+        }
+        assert!(logged <= 3, "one name: {logged} lines");
+        passed_over += down.all.lock().passed_over;
+        assert_eq!(logged + passed_over, 10_000, "none is lost");
+    }
+
+    #[test]
+    fn b10_a_name_that_fits_no_endpoint_marks_nobody() {
+        let suspects = Arc::new(Suspects::default());
+        let watch = PeerWatch::new(Arc::clone(&suspects));
+        let long = std::ffi::CString::new(vec![b'x'; 1 << 20]).expect("no NUL");
+        library_says_down(&watch, &long);
+        assert_eq!(suspects.latest(), 0);
+        library_says_down(&watch, c"10.0.0.1:1");
+        assert!(suspects.marked_since("10.0.0.1:1", 0));
+    }
+
+    #[test]
+    fn a04_a_library_is_initialised_once_and_again_only_after_a_failure() {
+        let mut calls = 0;
+        let mut init = |code| {
+            initialise(usize::MAX, 0, || {
+                calls += 1;
+                code
+            })
+        };
+        init(-1).expect_err("refused");
+        init(abi::SM_REPEAT_CALL).expect("somebody else did");
+        init(-1).expect("known");
+        assert_eq!(calls, 2);
+    }
 }

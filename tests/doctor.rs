@@ -111,6 +111,7 @@ impl Host {
         host.set("MF_CONFIG_STORE_URL", &format!("tcp://{STORE}"));
         host.set("MF_CONFIG_STORE_HOST", "true");
         host.set("MF_ROLE", "sender");
+        host.set("MF_CONFIG_STORE_HEARTBEAT_TIMEOUT_S", "300");
         host
     }
 
@@ -1288,6 +1289,40 @@ fn the_memory_of_the_published_library_is_held_against_what_is_available() {
             "export MF_HCOM_MAX_SEND_RECV_DATA_CNT=16",
         ],
     );
+}
+
+#[test]
+fn a_heartbeat_that_forgets_a_stopped_peer_is_a_warning_that_says_what_follows() {
+    const CHECK: &str = "MF_CONFIG_STORE_HEARTBEAT_TIMEOUT_S";
+    let mut host = Host::published();
+    for (text, answer) in [
+        ("300", "ok: a peer that is stopped for less than 300 s"),
+        ("3600", "ok: a peer that is stopped for less than 3600 s"),
+    ] {
+        host.set(CHECK, text);
+        has(&host.doctor(&[]).only(CHECK), &[answer]);
+    }
+    for (text, answer) in [
+        ("20", "warning: '20': a peer that is stopped for 20 s"),
+        ("0", "warning: '0' is not a number of seconds above zero"),
+        ("1m", "warning: '1m' is not a number of seconds above zero"),
+    ] {
+        host.set(CHECK, text);
+        let advice = "export MF_CONFIG_STORE_HEARTBEAT_TIMEOUT_S=300";
+        has(&host.doctor(&[]).only(CHECK), &[answer, advice]);
+    }
+    host.unset(CHECK);
+    has(
+        &host.doctor(&[]).only(CHECK),
+        &[
+            "warning: unset: a peer that is stopped for 60 s is forgotten for good",
+            "memory of its failed transfers stays in use",
+            "also where the store is hosted",
+        ],
+    );
+    host.unset("MF_ABI");
+    let json = host.doctor(&[]).json;
+    assert!(!json.to_string().contains(CHECK), "{json:#}");
 }
 
 #[test]

@@ -17,10 +17,10 @@ use std::time::{Duration, Instant};
 
 use common::emulator::{Process, listen, say};
 use common::peers::*;
-use common::published::{LIBRARY, enter};
+use common::published::{LIBRARY, enter, enter_with};
 use common::{FOREVER, VouchedTransport, events_of_process, until, write};
 use libloading::Library;
-use memfabric_transport::{Error, TaskStatus};
+use memfabric_transport::{Error, SubBatch, TaskStatus, Transport};
 
 /// Bytes of `smem_trans_config_t`, in words.
 const CONFIG_WORDS: usize = 1880 / 4;
@@ -299,8 +299,10 @@ fn a_transfer_right_after_both_sides_registered_its_memory_completes() {
     if !enter("a_transfer_right_after_both_sides_registered_its_memory_completes") {
         return;
     }
+    let events = events_of_process();
     let transport = installed_as(&[SENDER, HOSTS_STORE]);
     let [mut peer] = Neighbour::receivers([0]);
+    events.lock().clear();
     for seed in 1..10 {
         let ours = Memory::new(seed + 100);
         transport
@@ -321,6 +323,43 @@ fn a_transfer_right_after_both_sides_registered_its_memory_completes() {
         assert_eq!(ours.differs(both), None, "registration {seed}");
         assert_eq!(peer.differs(both), "None", "registration {seed}");
     }
+    // Neither that the peer was met, nor that a transfer was tried again.
+    assert_eq!(*events.lock(), Vec::<String>::new());
+    end_all([peer]);
+    transport.uninstall().expect("nothing is outstanding");
+}
+
+#[test]
+fn a04_a_transport_comes_back_over_the_library_that_stays_initialised() {
+    if !enter("a04_a_transport_comes_back_over_the_library_that_stays_initialised") {
+        return;
+    }
+    let transport = installed_as(&[SENDER, HOSTS_STORE]);
+    transport.uninstall().expect("nothing is outstanding");
+    let transport = installed_as(&[SENDER, HOSTS_STORE]);
+    let [mut peer] = Neighbour::receivers([1]);
+    let [ours, theirs] = [2, 3].map(Memory::new);
+    let regions = [ours, theirs].map(Memory::region);
+    transport.vouched_register(&regions).expect("registered");
+    transfer(
+        &transport,
+        &[peer.endpoint],
+        &[write_all(0, ours, peer.address)],
+    );
+    assert_eq!(peer.differs(2), "None");
+
+    // A transfer to this process itself costs no patience, of which there are five
+    // seconds.
+    let own = transport.endpoint().expect("installed");
+    let begun = Instant::now();
+    let [end] = outcomes(&transport, &[&own], [write_all(0, ours, theirs.address())]);
+    assert_eq!(end, TaskStatus::FAILED);
+    assert!(
+        begun.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!(theirs.differs(3), None);
     end_all([peer]);
     transport.uninstall().expect("nothing is outstanding");
 }
@@ -687,6 +726,285 @@ fn leaver() {
     until("the call ends", || copy_threads() == 0);
     say("the call has ended");
     listen();
+}
+
+/// What a task came to whose queries may fail before.
+struct End {
+    status: TaskStatus,
+    /// Since the watch began.
+    after: Duration,
+    query_errors: bool,
+}
+
+/// Polls the tasks of `sub_batches`, and does to each what `then` does as soon as
+/// it is terminal.
+fn watch<const N: usize>(
+    transport: &Transport,
+    sub_batches: &[SubBatch; N],
+    limit: Duration,
+    mut then: impl FnMut(usize, TaskStatus),
+) -> [End; N] {
+    let begun = Instant::now();
+    let mut ends = [const { None }; N];
+    let mut query_errors = [false; N];
+    while ends.iter().any(Option::is_none) {
+        assert!(begun.elapsed() < limit, "a task never ends");
+        for (index, sub_batch) in sub_batches.iter().enumerate() {
+            if ends[index].is_some() {
+                continue;
+            }
+            match transport.poll(sub_batch, 0) {
+                Ok(TaskStatus::PENDING) => {}
+                Ok(status) => {
+                    ends[index] = Some(End {
+                        status,
+                        after: begun.elapsed(),
+                        query_errors: query_errors[index],
+                    });
+                    then(index, status);
+                }
+                Err(Error::QueryFailed { .. }) => query_errors[index] = true,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+    ends.map(|end| end.expect("it has ended"))
+}
+
+/// A line for whoever runs the long form.
+fn report(line: &str) {
+    use std::io::Write as _;
+    let Some(file) = std::env::var_os("MEMFABRIC_STOP_REPORT") else {
+        return;
+    };
+    let file = fs::OpenOptions::new().create(true).append(true).open(file);
+    writeln!(file.expect("it can be written"), "{line}").expect("there is room");
+}
+
+fn number(variable: &str, otherwise: u64) -> u64 {
+    let text = std::env::var(variable).ok();
+    text.map_or(otherwise, |text| text.parse().expect("a number"))
+}
+
+/// Longer than anything that is late is late by, after a peer goes on.
+const LATE: Duration = Duration::from_secs(2);
+
+/// Must be set where the store is hosted too, which is here.
+const HEARTBEAT: &str = "MF_CONFIG_STORE_HEARTBEAT_TIMEOUT_S";
+
+#[test]
+fn a01_memory_is_free_when_the_task_of_a_peer_that_was_stopped_ends() {
+    const NAME: &str = "a01_memory_is_free_when_the_task_of_a_peer_that_was_stopped_ends";
+    let insides = number("MEMFABRIC_STOP_ROUNDS", 1) as usize;
+    if !enter_with(NAME, &[(HEARTBEAT, "300")], insides) {
+        return;
+    }
+    // Copies block for 31 seconds, so those to a peer that is stopped for longer
+    // fail before it goes on.
+    let stopped_for = Duration::from_secs(number("MEMFABRIC_STOP_SECONDS", 36));
+    let transport = installed_as(&[SENDER, HOSTS_STORE]);
+    // One each to be written to and read from that goes on, and that is killed.
+    let mut peers = Neighbour::receivers([1, 2, 3, 4]);
+    let mut memories = [11, 12, 13, 14].map(|seed| Some(Mapped::new(seed)));
+    let regions = memories
+        .each_ref()
+        .map(|memory| memory.as_ref().expect("mapped").memory().region());
+    transport.vouched_register(&regions).expect("registered");
+    let endpoints = peers.each_ref().map(|peer| peer.endpoint);
+    let memory_of = |memories: &[Option<Mapped>; 4], index: usize| {
+        memories[index].as_ref().expect("mapped").memory()
+    };
+    let all_of = |memories: &[Option<Mapped>; 4], index: usize, address| {
+        let memory = memory_of(memories, index);
+        match index % 2 {
+            0 => write_all(index as u32, memory, address),
+            _ => read_all(index as u32, memory, address),
+        }
+    };
+    for (index, peer) in peers.iter().enumerate() {
+        let request = all_of(&memories, index, peer.address);
+        transfer(&transport, &endpoints, &[request]);
+    }
+    for (index, peer) in peers.iter_mut().enumerate() {
+        memory_of(&memories, index).fill(21 + index as u8);
+        peer.ask("fill 31");
+    }
+
+    let mut stops = peers.each_ref().map(|peer| Some(Stopped::new(peer.pid())));
+    let sub_batches = std::array::from_fn::<_, 4, _>(|index| {
+        let request = all_of(&memories, index, peers[index].address);
+        submit(&transport, &endpoints, &[request])
+    });
+    let begun = Instant::now();
+    let (go_on, goes_on) = channel();
+    let ends = thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(stopped_for);
+            for (index, stop) in stops.iter_mut().enumerate() {
+                let stop = stop.take().expect("stopped");
+                go_on.send(begun.elapsed()).expect("the test listens");
+                match index {
+                    0 | 1 => drop(stop),
+                    _ => stop.kill(),
+                }
+            }
+        });
+        watch(
+            &transport,
+            &sub_batches,
+            2 * stopped_for + 2 * FOREVER,
+            |index, _| {
+                // The engine believes it, and so does the system.
+                let mapped = memories[index].take().expect("each ends once");
+                transport
+                    .deregister(regions[index])
+                    .expect("nothing is outstanding");
+                // SAFETY: nobody here uses it any more, and if the task's end is true,
+                // nobody else does.
+                unsafe { mapped.unmap() };
+                if index == 0 {
+                    // What was to be written is given to another use.
+                    peers[0].ask("fill 77");
+                }
+            },
+        )
+    });
+    assert_eq!(transport.outstanding(), (0, 0));
+    thread::sleep(LATE);
+    assert_eq!(peers[0].differs(77), "None", "a late write at the peer");
+    for (index, end) in ends.iter().enumerate() {
+        assert!(
+            [TaskStatus::FAILED, completed_all()].contains(&end.status),
+            "{index}: {:?}",
+            end.status
+        );
+        let shape = [
+            "WRITE, goes on",
+            "READ, goes on",
+            "WRITE, killed",
+            "READ, killed",
+        ][index];
+        let went_on = goes_on.recv().expect("it went on");
+        let proof = end.after.saturating_sub(went_on);
+        report(&format!(
+            "stopped {} s: {shape}: {:?} {} ms after, query errors {}",
+            stopped_for.as_secs(),
+            end.status.state,
+            proof.as_millis(),
+            end.query_errors
+        ));
+        if stopped_for > Duration::from_secs(33) {
+            assert_eq!(end.status, TaskStatus::FAILED, "{shape}");
+            assert!(
+                end.query_errors,
+                "{shape}: said nothing while it was not proven"
+            );
+        }
+        // Within seconds of the moment at which the proof can be had.
+        assert!(proof < FOREVER, "{shape}: {proof:?}");
+    }
+    // The peers that go on are as good as before.
+    let fresh = Memory::new(41);
+    transport
+        .vouched_register(&[fresh.region()])
+        .expect("registered");
+    let again = [0, 1].map(|index| write_all(index, fresh, peers[index as usize].address));
+    transfer(&transport, &endpoints, &again);
+    let [one, other, _, _] = peers;
+    for mut peer in [one, other] {
+        assert_eq!(peer.differs(41), "None");
+        peer.process.end();
+    }
+    transport.uninstall().expect("nothing is outstanding");
+}
+
+#[test]
+fn a01_memory_of_a_peer_that_is_forgotten_is_free_when_the_transport_ends() {
+    const NAME: &str = "a01_memory_of_a_peer_that_is_forgotten_is_free_when_the_transport_ends";
+    let insides = number("MEMFABRIC_STOP_ROUNDS", 1) as usize;
+    // Forgotten before its copy fails; by default after a minute.
+    let forgotten = std::env::var("MEMFABRIC_STOP_HEARTBEAT");
+    let forgotten = forgotten.unwrap_or_else(|_| "20".to_owned());
+    let heartbeat = [(HEARTBEAT, forgotten.as_str())];
+    let variables = match forgotten.is_empty() {
+        true => &[][..],
+        false => &heartbeat[..],
+    };
+    if !enter_with(NAME, variables, insides) {
+        return;
+    }
+    let events = events_of_process();
+    let stopped_for = Duration::from_secs(number("MEMFABRIC_STOP_SECONDS", 36));
+    let timeout = ("MF_TRANSFER_TIMEOUT", "1000");
+    let transport = installed_as(&[SENDER, HOSTS_STORE, timeout]);
+    let mut peers = Neighbour::receivers([1, 2]);
+    let [from, into] = [11, 12].map(Mapped::new);
+    let regions = [&from, &into].map(|mapped| mapped.memory().region());
+    transport.vouched_register(&regions).expect("registered");
+    let endpoints = peers.each_ref().map(|peer| peer.endpoint);
+    let requests = [
+        write_all(0, from.memory(), peers[0].address),
+        read_all(1, into.memory(), peers[1].address),
+    ];
+    transfer(&transport, &endpoints, &requests);
+    for peer in &mut peers {
+        peer.ask("fill 31");
+    }
+    let stops = peers.each_ref().map(|peer| Stopped::new(peer.pid()));
+    let sub_batches = requests.map(|request| submit(&transport, &endpoints, &[request]));
+    let begun = Instant::now();
+    while begun.elapsed() < stopped_for {
+        for sub_batch in &sub_batches {
+            let status = transport.poll(sub_batch, 0);
+            let unproven = matches!(
+                status,
+                Ok(TaskStatus::PENDING) | Err(Error::QueryFailed { .. })
+            );
+            assert!(unproven, "{status:?} after {:?}", begun.elapsed());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    let about_the_variable = |event: &String| event.contains(HEARTBEAT);
+    until("the log says what would help", || {
+        events.lock().iter().any(about_the_variable)
+    });
+    for (region, sub_batch) in regions.iter().zip(&sub_batches) {
+        let failed = transport.poll(sub_batch, 0);
+        assert!(
+            matches!(failed, Err(Error::QueryFailed { .. })),
+            "{failed:?}"
+        );
+        let busy = transport.deregister(*region).expect_err("in use");
+        assert!(matches!(busy, Error::RegionBusy { .. }), "{busy}");
+    }
+    // The handle's end is a fence for the memory of this process. A call that is
+    // being made meanwhile puts it off.
+    let ended = Instant::now();
+    let mut attempts = 0;
+    until("the teardown ends", || {
+        attempts += 1;
+        transport.uninstall().is_ok()
+    });
+    for sub_batch in &sub_batches {
+        let status = transport.poll(sub_batch, 0).expect("it is known");
+        assert_eq!(status, TaskStatus::FAILED);
+    }
+    report(&format!(
+        "forgotten ({forgotten}): torn down in {} ms, {attempts} attempts",
+        ended.elapsed().as_millis()
+    ));
+    for mapped in [from, into] {
+        // SAFETY: nobody here uses it any more, and if the teardown is one, nobody
+        // else does.
+        unsafe { mapped.unmap() };
+    }
+    drop(stops);
+    thread::sleep(LATE);
+    for mut peer in peers {
+        // They end as they like: what they knew of is gone.
+        peer.kill();
+    }
 }
 
 #[cfg(feature = "cli")]

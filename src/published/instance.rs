@@ -2,20 +2,20 @@
 // Calls the vendor's functions, which take raw pointers.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::fmt;
 use std::net::UdpSocket;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
+use super::liveness::Liveness;
 use super::names::Names;
 use super::queue::{Pieces, Queued, Synchronous};
-use super::{Library, Role, Settings, abi};
+use super::{Library, Role, Settings, abi, log};
 use crate::backend::Opcode;
 use crate::config::Config;
 use crate::device;
@@ -23,28 +23,28 @@ use crate::endpoint::{Endpoint, Host};
 use crate::error::{Code, Error};
 use crate::memory::Region;
 use crate::suspects::Suspects;
-use crate::vendor::{self, Initialised, PeerWatch, check, set_log_level};
+use crate::vendor::{self, PeerWatch, Process, check, set_log_level};
 
 /// See the module.
 pub struct Instance {
     // Fields drop in this order: the handle ends before the peer watch that its
-    // callback names, and before the process-wide initialisation.
+    // callback names, and before the port that says that this process lives.
     handle: Handle,
     _watch: PeerWatch,
-    _initialised: Initialised,
     _port: UdpSocket,
     library: Arc<Library>,
     device: u32,
     endpoint: Endpoint,
     role: Role,
     names: Names,
+    liveness: Liveness,
 }
 
 impl Queued<Instance> {
     /// Opens the library and brings an instance up, in the order: library,
     /// device, store (where this process hosts it), init, config_init, create,
-    /// peer-down callback. What is done is undone in reverse order if a later
-    /// step fails.
+    /// peer-down callback. If a later step fails the handle ends; the store and the
+    /// initialisation stay, like the library itself (C18).
     ///
     /// Waits for the store for as long as the library does, two minutes.
     ///
@@ -71,12 +71,12 @@ impl Instance {
             abi_version = library.abi_version().as_deref().unwrap_or("not told"),
             "MemFabric library opened"
         );
-        take_log(&library);
+        log::take(&library);
         set_log_level(library.smem_set_log_level, config.log_level);
         let device = device::current(config.protocol)?;
         let (port, endpoint) = unique_id(config.host, settings.port)?;
         let vendor = vendor_config(&library, config, settings, device)?;
-        let initialised = initialise(&library, settings, device, &vendor)?;
+        initialise(&library, settings, device, &vendor)?;
         info!(
             store = %settings.store_url.to_string_lossy(),
             role = %settings.role,
@@ -92,13 +92,13 @@ impl Instance {
         Ok(Self {
             handle,
             _watch: watch,
-            _initialised: initialised,
             _port: port,
             library,
             device,
             endpoint,
             role: settings.role,
             names: Names::new(),
+            liveness: Liveness::default(),
         })
     }
 
@@ -143,12 +143,13 @@ impl Instance {
         // The numbers of both sides are pointers to the library.
         Code(if pieces.opcode == Opcode::WRITE {
             // SAFETY:
-            // - the handle is live until every worker has left
-            // - the name is this frame's, and the call is synchronous; the arrays
-            //   have `count` entries and stay until the result is asked for
-            // - memory at the local addresses is the engine's, which frees it
-            //   only after the task is terminal; remote addresses are checked by
-            //   the library
+            // - the handle is live until `end`, after which no call is made, or
+            //   until every worker has left
+            // - the arrays have `count` entries and stay, like the memory at the
+            //   local addresses, until the copy is proven to be over; the name is
+            //   this frame's: a request that is late names its peer no more, it is
+            //   at that peer
+            // - remote addresses are checked by the library
             unsafe {
                 (self.library.smem_trans_batch_write)(
                     handle,
@@ -185,76 +186,6 @@ impl fmt::Debug for Instance {
             .field("role", &self.role)
             .finish_non_exhaustive()
     }
-}
-
-/// Has the library's log lines, which otherwise go to standard output, come
-/// here.
-fn take_log(library: &Library) {
-    // SAFETY: notes a function of this program, which stays as long as that does;
-    // is allowed at any time [pub].
-    let code = Code(unsafe { (library.smem_set_extern_logger)(Some(log)) });
-    if !code.is_ok() {
-        warn!(%code, "smem_set_extern_logger failed, the library logs to standard output");
-    }
-}
-
-/// Most errors that are held back for one copy.
-const MOST_HELD: usize = 16;
-
-thread_local! {
-    /// While this thread is in a copy: the errors that the library logged about
-    /// it. Whether they are worth a warning is known when it has ended.
-    static HELD: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
-}
-
-fn library_error(line: &str) {
-    warn!(line, "the library logged an error");
-}
-
-/// Makes a copy. One that ends in SM_INVALID_PARAM is mostly tried again, and the
-/// library logs an error each time.
-fn holding_errors(copy: impl FnOnce() -> Code) -> Code {
-    HELD.set(Some(Vec::new()));
-    let code = copy();
-    for line in HELD.take().unwrap_or_default() {
-        match code.0 {
-            abi::SMEM_INVALID_PARAM => debug!(level = 3, line, "the library logged"),
-            _ => library_error(&line),
-        }
-    }
-    code
-}
-
-/// Whether it was held back.
-fn hold(line: &str) -> bool {
-    let held = HELD.try_with(|held| match &mut *held.borrow_mut() {
-        Some(lines) if lines.len() < MOST_HELD => {
-            lines.push(line.to_owned());
-            true
-        }
-        _ => false,
-    });
-    held.unwrap_or(false)
-}
-
-/// The library's log. It calls its errors what often is none, so they are
-/// warnings here; its notices come at any level.
-unsafe extern "C" fn log(level: i32, message: *const c_char) {
-    // A panic must not unwind into the library; there is nobody to tell.
-    let _ = catch_unwind(AssertUnwindSafe(|| {
-        if message.is_null() {
-            return;
-        }
-        // SAFETY: the library passes a NUL-terminated line that lives for the
-        // duration of the call [pub].
-        let line = unsafe { CStr::from_ptr(message) }.to_string_lossy();
-        let line = line.trim_end();
-        match level {
-            3 if hold(line) => {}
-            3 => library_error(line),
-            _ => debug!(level, line, "the library logged"),
-        }
-    }));
 }
 
 /// A name that no other process of this machine has, and what keeps it so: the
@@ -300,15 +231,16 @@ fn vendor_config(
     Ok(vendor)
 }
 
-/// Hosts the store, if this process is to, and initialises the library.
+/// Hosts the store, if this process is to, and initialises the library. Neither
+/// is taken back: another copy of this code in the process may use them (C18).
 fn initialise(
-    library: &Arc<Library>,
+    library: &Library,
     settings: &Settings,
     device: u32,
     vendor: &abi::smem_trans_config_t,
-) -> Result<Initialised, Error> {
-    let store = settings.store_host.then(|| settings.store_url.clone());
-    if let Some(store) = &store {
+) -> Result<(), Error> {
+    if settings.store_host {
+        let store = &settings.store_url;
         // SAFETY: reads the terminated url during the call; may be called again
         // for a store that this process hosts [pub].
         let code = Code(unsafe { (library.smem_create_config_store)(store.as_ptr(), 0) });
@@ -320,37 +252,18 @@ fn initialise(
             );
         }
     }
-    let last = Arc::clone(library);
-    let hosted = store.clone();
-    let initialised = Initialised::acquire(
-        library.smem_trans_init as usize,
-        device,
+    vendor::initialise(library.smem_trans_init as usize, device, || {
         // SAFETY: reads one config during the call.
-        || unsafe { (library.smem_trans_init)(&raw const *vendor) },
-        move || {
-            // SAFETY: takes a number only; no instance of this copy is left.
-            unsafe { (last.smem_trans_uninit)(0) };
-            end_store(&last, hosted.as_deref());
-        },
-    );
-    if initialised.is_err() {
-        end_store(library, store.as_deref());
-    }
-    initialised
+        unsafe { (library.smem_trans_init)(&raw const *vendor) }
+    })
 }
 
-fn end_store(library: &Library, store: Option<&CStr>) {
-    if let Some(store) = store {
-        // SAFETY: reads the terminated url during the call; a store that has ended
-        // is fine [pub].
-        unsafe { (library.smem_destroy_config_store)(store.as_ptr()) };
-    }
-}
-
-/// A `smem_trans_t` that is destroyed when dropped.
+/// A `smem_trans_t` that is destroyed when dropped, unless it was before.
 struct Handle {
     library: Arc<Library>,
     handle: NonNull<c_void>,
+    destroyed: AtomicBool,
+    process: Process,
 }
 
 // SAFETY: the handle is a token that only the library follows, and the library
@@ -385,16 +298,30 @@ impl Handle {
         Ok(Self {
             library: Arc::clone(library),
             handle,
+            destroyed: AtomicBool::new(false),
+            process: Process::current(),
         })
+    }
+
+    /// Destroys it, once.
+    ///
+    /// # Safety
+    ///
+    /// No call about the handle is being made or is made afterwards: the library
+    /// hangs if one is \[pub\].
+    unsafe fn destroy(&self) {
+        // A child after fork has the handle's memory, and nothing of what it is for.
+        if self.process.is_current() && !self.destroyed.swap(true, Ordering::Relaxed) {
+            // SAFETY: the handle is live and this is its last use.
+            unsafe { (self.library.smem_trans_destroy)(self.handle.as_ptr(), 0) };
+        }
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: the handle is live and this is its last use; the queue has
-        // waited for every call, for the library hangs if one is being made
-        // [pub].
-        unsafe { (self.library.smem_trans_destroy)(self.handle.as_ptr(), 0) };
+        // SAFETY: nobody else has it, so that nobody is in a call.
+        unsafe { self.destroy() };
     }
 }
 
@@ -428,10 +355,20 @@ impl Synchronous for Instance {
     }
 
     unsafe fn copy(&self, pieces: Pieces) -> Code {
-        holding_errors(|| {
-            self.names
-                .call(pieces.peer, || self.show(pieces.peer), || self.call(pieces))
-        })
+        let peer = pieces.peer;
+        self.liveness.meet(&peer);
+        let show = || log::of_no_interest(|| self.show(peer));
+        let call = || log::of_copy(&peer, || self.call(pieces));
+        self.names.call(peer, show, call)
+    }
+
+    fn is_gone(&self, peer: &Endpoint) -> bool {
+        self.liveness.is_gone(peer)
+    }
+
+    unsafe fn end(&self) {
+        // SAFETY: the caller's conditions are the same.
+        unsafe { self.handle.destroy() };
     }
 
     fn hint(&self) -> String {

@@ -9,13 +9,17 @@
 pub mod abi;
 mod instance;
 mod library;
+mod liveness;
+mod log;
 mod names;
+mod proof;
 mod queue;
 mod settings;
+mod worker;
 
 pub use instance::Instance;
 pub use library::Library;
-pub use queue::{Pieces, Queued, Synchronous};
+pub use queue::{Pace, Pieces, Queued, Synchronous};
 pub use settings::{Role, Settings, TentSettings};
 
 /// [`Backend`](crate::Backend) over the published library.

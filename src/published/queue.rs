@@ -5,33 +5,31 @@
 //! blocks, 31 s for a peer that was stopped \[pub\], holds up no other peer.
 //! Workers are threads that take up whatever peer has something to do; they
 //! leave when nothing came for a while, and with the backend.
+//!
+//! A copy that failed may still be under way (C20): see [`super::proof`].
 // Hands argument arrays to a worker by address.
 #![allow(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::thread::Builder;
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use tracing::warn;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::abi;
+use super::worker::{Job, Lane, Queues, Shared, State};
 use crate::backend::{Backend, BatchId, CopyBatch, Opcode, Query, Refused};
 use crate::endpoint::Endpoint;
 use crate::error::{Code, Error};
 use crate::memory::Region;
+use crate::vendor::Process;
 
 /// Most workers: the library has no more peers, so none waits for another's.
 const MOST_WORKERS: usize = abi::SMEM_TRANS_RANK_COUNT_MAX;
-/// How long a worker stays with nothing to do, where nobody says otherwise.
-const IDLE: Duration = Duration::from_secs(10);
-/// First and longest pause before a transfer is tried again.
-const FIRST_PAUSE: Duration = Duration::from_millis(1);
-const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
-/// A library whose copies block until they have ended.
+/// A library whose copies block until they have ended, or have failed.
 pub trait Synchronous: Send + Sync + 'static {
     /// What peers connect to.
     fn endpoint(&self) -> &Endpoint;
@@ -54,15 +52,32 @@ pub trait Synchronous: Send + Sync + 'static {
     /// As there.
     fn deregister(&self, address: usize) -> Result<(), Error>;
 
-    /// Moves the pieces of one batch. When it returns, all memory accesses of
-    /// the batch have stopped, whatever the code says. Comes from several
-    /// threads at once, for one peer from one at a time.
+    /// Moves the pieces of one batch. Comes from several threads at once, for one
+    /// peer from one at a time.
+    ///
+    /// After success all memory accesses of the batch have stopped, and those of
+    /// all earlier copies between the two processes; after SM_INVALID_PARAM there
+    /// were none. Any other answer says nothing about them.
     ///
     /// # Safety
     ///
-    /// The arrays have `count` entries each and stay in place and unchanged, and
-    /// the memory at the local addresses usable, until it returns.
+    /// Until success or SM_INVALID_PARAM is answered, or [`Self::is_gone`] is true
+    /// of the peer, or [`Self::end`] has returned: the arrays have `count` entries
+    /// each and stay in place and unchanged, and the memory at the local addresses
+    /// is usable.
     unsafe fn copy(&self, pieces: Pieces) -> Code;
+
+    /// Whether the operating system says now that the process of `peer` does not
+    /// exist any more. False if that cannot be told.
+    fn is_gone(&self, peer: &Endpoint) -> bool;
+
+    /// Ends what the library does, so that it accesses no memory of this process
+    /// from now on.
+    ///
+    /// # Safety
+    ///
+    /// No other call is being made, and none is made afterwards.
+    unsafe fn end(&self);
 
     /// What to add to the message about a peer that stays unknown.
     fn hint(&self) -> String;
@@ -90,57 +105,61 @@ pub struct Pieces {
 // Done, which it does only after the worker has given them up.
 unsafe impl Send for Pieces {}
 
+/// How long a [`Queued`] waits for what.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// How long a copy is tried again while the peer or its region is unknown.
+    pub patience: Duration,
+    /// How long a worker stays with nothing to do.
+    pub idle: Duration,
+    /// How long a copy that has failed, and is not proven to be over, is pending
+    /// before its query is an error.
+    pub grace: Duration,
+    /// Between two questions whether a peer's process exists: what it sent before
+    /// it ended has arrived by then.
+    pub confirmation: Duration,
+    /// First and longest pause between two attempts at a proof.
+    pub attempts: (Duration, Duration),
+}
+
+impl Pace {
+    /// What suits the published library.
+    pub fn new(patience: Duration) -> Self {
+        Self {
+            patience,
+            idle: Duration::from_secs(10),
+            // The death of a peer is proven within a few hundred milliseconds, and
+            // should not be seen as a query error.
+            grace: Duration::from_secs(1),
+            confirmation: Duration::from_millis(250),
+            attempts: (Duration::from_millis(50), Duration::from_secs(1)),
+        }
+    }
+}
+
 /// See the module.
 pub struct Queued<L: Synchronous> {
     shared: Arc<Shared<L>>,
-}
-
-struct Shared<L> {
-    library: L,
-    /// How long a copy is tried again while the peer or its region is unknown.
-    patience: Duration,
-    /// How long a worker stays with nothing to do.
-    idle: Duration,
-    queues: Mutex<Queues>,
-    /// Signalled when a peer is ready, and when it is closed.
-    work: Condvar,
-    /// Signalled when it is closed.
-    closing: Condvar,
-}
-
-#[derive(Default)]
-struct Queues {
-    latest: u64,
-    /// Batches without an answered query, with the result of those that ended.
-    batches: HashMap<u64, Option<Code>>,
-    /// What is to be done for each peer that has something to do.
-    waiting: HashMap<Endpoint, VecDeque<(u64, Pieces)>>,
-    /// Those of them that no worker is at.
-    ready: VecDeque<Endpoint>,
-    idle: usize,
-    workers: usize,
-    threads: Vec<JoinHandle<()>>,
-    /// No worker begins anything any more.
-    closed: bool,
+    process: Process,
 }
 
 impl<L: Synchronous> Queued<L> {
     /// Starts no thread before the first submission.
     pub fn new(library: L, patience: Duration) -> Self {
-        Self::with_idle(library, patience, IDLE)
+        Self::with_pace(library, Pace::new(patience))
     }
 
     /// As [`Self::new`], with workers that stay for `idle` with nothing to do.
     pub fn with_idle(library: L, patience: Duration, idle: Duration) -> Self {
+        let pace = Pace::new(patience);
+        Self::with_pace(library, Pace { idle, ..pace })
+    }
+
+    /// As [`Self::new`], at another pace.
+    pub fn with_pace(library: L, pace: Pace) -> Self {
         Self {
-            shared: Arc::new(Shared {
-                library,
-                patience,
-                idle,
-                queues: Mutex::default(),
-                work: Condvar::new(),
-                closing: Condvar::new(),
-            }),
+            shared: Arc::new(Shared::new(library, pace)),
+            process: Process::current(),
         }
     }
 
@@ -154,35 +173,53 @@ impl<L: Synchronous> Queued<L> {
         self.shared.queues.lock().workers
     }
 
-    fn close(&self) {
-        self.shared.queues.lock().closed = true;
-        self.shared.work.notify_all();
-        self.shared.closing.notify_all();
+    /// Threads that were started and not yet joined.
+    pub fn threads(&self) -> usize {
+        let queues = self.shared.queues.lock();
+        queues.threads.len() + queues.left.len()
     }
 
-    /// Puts a batch in its peer's queue; an error if nobody will ever come for it.
-    fn enqueue(&self, pieces: Pieces) -> std::io::Result<BatchId> {
+    fn close(&self) {
+        self.shared.close(&mut self.shared.queues.lock());
+    }
+
+    /// Puts a batch in its peer's queue.
+    fn enqueue(&self, pieces: Pieces, remote: Option<usize>) -> Result<BatchId, Refused> {
         let mut queues = self.shared.queues.lock();
         let queues = &mut *queues;
+        if queues.closed {
+            return Err(Refused {
+                reason: "the library is being taken down".to_owned(),
+                ..Refused::from(Code::NOT_SUBMITTED)
+            });
+        }
         let id = queues.latest + 1;
-        match queues.waiting.get_mut(&pieces.peer) {
+        let job = Job { id, pieces, remote };
+        match queues.lanes.get_mut(&pieces.peer) {
             // Whoever is at this peer, or will be, takes this one up as well.
-            Some(waiting) => waiting.push_back((id, pieces)),
+            Some(lane) => lane.waiting.push_back(job),
             None => {
                 queues.ready.push_back(pieces.peer);
                 if let Err(error) = self.call_a_worker(queues)
                     && queues.workers == 0
                 {
                     queues.ready.pop_back();
-                    return Err(error);
+                    // Not logged here, where the caller holds a lock.
+                    return Err(Refused {
+                        reason: format!("no thread for the library's blocking calls: {error}"),
+                        ..Refused::from(abi::NO_RESOURCES)
+                    });
                 }
-                queues
-                    .waiting
-                    .insert(pieces.peer, VecDeque::from([(id, pieces)]));
+                let lane = Lane {
+                    waiting: VecDeque::from([job]),
+                    unproven: None,
+                };
+                queues.lanes.insert(pieces.peer, lane);
             }
         }
+        self.shared.stirred.notify_all();
         queues.latest = id;
-        queues.batches.insert(id, None);
+        queues.batches.insert(id, State::Waiting);
         Ok(BatchId(id))
     }
 
@@ -195,10 +232,6 @@ impl<L: Synchronous> Queued<L> {
         if queues.workers == MOST_WORKERS {
             return Ok(());
         }
-        for thread in queues.threads.extract_if(.., |thread| thread.is_finished()) {
-            // Joined like any other, for what the library does at a thread's end.
-            let _ = thread.join();
-        }
         let shared = Arc::clone(&self.shared);
         let thread = Builder::new()
             .name("memfabric-copy".to_owned())
@@ -207,14 +240,47 @@ impl<L: Synchronous> Queued<L> {
         queues.threads.push(thread);
         Ok(())
     }
+
+    /// Makes a call about memory, unless the library has ended.
+    fn unless_ended<T>(&self, call: impl FnOnce(&L) -> T) -> Option<T> {
+        /// Counts a call until it has ended, in whatever way.
+        struct Counted<'a>(&'a Mutex<Queues>);
+        impl Drop for Counted<'_> {
+            fn drop(&mut self) {
+                self.0.lock().calls -= 1;
+            }
+        }
+        let counted = {
+            let mut queues = self.shared.queues.lock();
+            if queues.ended {
+                return None;
+            }
+            queues.calls += 1;
+            Counted(&self.shared.queues)
+        };
+        let outcome = call(&self.shared.library);
+        drop(counted);
+        Some(outcome)
+    }
 }
 
 impl<L: Synchronous> Drop for Queued<L> {
     /// Waits for the calls that are being made: the library must not end under
     /// them.
     fn drop(&mut self) {
-        self.close();
-        let threads = std::mem::take(&mut self.shared.queues.lock().threads);
+        if !self.process.is_current() {
+            // A child after fork has neither the workers nor the library's threads,
+            // and any lock may be held by one of them: all is left as it is.
+            mem::forget(Arc::clone(&self.shared));
+            return;
+        }
+        let threads = {
+            let mut queues = self.shared.queues.lock();
+            self.shared.close(&mut queues);
+            let left = mem::take(&mut queues.left);
+            let threads = mem::take(&mut queues.threads);
+            left.into_iter().chain(threads)
+        };
         for thread in threads {
             // A worker that panicked is gone as well.
             let _ = thread.join();
@@ -229,27 +295,38 @@ impl<L: Synchronous> Backend for Queued<L> {
 
     unsafe fn register(&self, regions: &[Region]) -> Result<(), Error> {
         // SAFETY: the caller's conditions are the same.
-        unsafe { self.shared.library.register(regions) }
+        let outcome = self.unless_ended(|library| unsafe { library.register(regions) });
+        outcome.unwrap_or(Err(Error::NotInstalled))
     }
 
     fn deregister(&self, address: usize) -> Result<(), Error> {
-        self.shared.library.deregister(address)
+        let outcome = self.unless_ended(|library| library.deregister(address));
+        // Nothing is registered with a library that has ended.
+        outcome.unwrap_or(Ok(()))
     }
 
     unsafe fn submit(&self, batch: &mut CopyBatch) -> Result<BatchId, Refused> {
+        if batch.peer() == self.endpoint() {
+            return Err(Refused {
+                reason: "the published library does not transfer to its own process".to_owned(),
+                ..Refused::from(Code(abi::SMEM_INVALID_PARAM))
+            });
+        }
+        let remote = batch.remote().first().copied();
         let pieces = batch.pieces()?;
-        self.enqueue(pieces).map_err(|error| Refused {
-            reason: format!("no thread for the library's blocking calls: {error}"),
-            ..Refused::from(abi::NO_RESOURCES)
-        })
+        self.enqueue(pieces, remote)
     }
 
     fn query(&self, id: BatchId) -> Query {
         let mut queues = self.shared.queues.lock();
         match queues.batches.get(&id.0) {
             None => Query::Error(abi::NOT_EXIST),
-            Some(None) => Query::Pending,
-            Some(Some(code)) => {
+            Some(State::Waiting) => Query::Pending,
+            Some(State::Unproven(code, since)) => match since.elapsed() < self.shared.pace.grace {
+                true => Query::Pending,
+                false => Query::Error(*code),
+            },
+            Some(State::Ended(code)) => {
                 let code = *code;
                 queues.batches.remove(&id.0);
                 Query::Done(code)
@@ -257,74 +334,34 @@ impl<L: Synchronous> Backend for Queued<L> {
         }
     }
 
+    /// Ends the library if it is in no call: to end it under one makes later ones
+    /// hang \[pub\]. While it is in one, only probes are given up, so that a later
+    /// attempt does not meet one.
+    fn fence(&self) -> bool {
+        let mut queues = self.shared.queues.lock();
+        queues.no_probes = true;
+        if queues.ended || queues.calls > 0 {
+            return queues.ended;
+        }
+        queues.ended = true;
+        self.shared.close(&mut queues);
+        MutexGuard::unlocked(&mut queues, || {
+            // SAFETY: no call was being made, and none begins from then on: workers
+            // look for `closed` under the lock, registrations for `ended`.
+            unsafe { self.shared.library.end() };
+        });
+        for state in queues.batches.values_mut() {
+            *state = match *state {
+                State::Waiting => State::Ended(Code::NOT_SUBMITTED),
+                State::Unproven(code, _) | State::Ended(code) => State::Ended(code),
+            };
+        }
+        queues.lanes.clear();
+        queues.ready.clear();
+        true
+    }
+
     fn abandon(&self) {
         self.close();
-    }
-}
-
-impl<L: Synchronous> Shared<L> {
-    /// A worker's life.
-    fn serve(&self) {
-        let mut queues = self.queues.lock();
-        while !queues.closed {
-            let Some(peer) = queues.ready.pop_front() else {
-                queues.idle += 1;
-                let timed_out = self.work.wait_for(&mut queues, self.idle).timed_out();
-                queues.idle -= 1;
-                if timed_out && queues.ready.is_empty() {
-                    break;
-                }
-                continue;
-            };
-            let next = queues.waiting.get_mut(&peer).and_then(VecDeque::pop_front);
-            if let Some((id, pieces)) = next {
-                let code = MutexGuard::unlocked(&mut queues, || {
-                    // A panic of a log sink; the call itself has ended.
-                    catch_unwind(AssertUnwindSafe(|| self.copy(pieces))).unwrap_or(abi::ERROR)
-                });
-                queues.batches.insert(id, Some(code));
-            }
-            if queues.waiting.get(&peer).is_some_and(VecDeque::is_empty) {
-                queues.waiting.remove(&peer);
-            } else {
-                queues.ready.push_back(peer);
-            }
-        }
-        queues.workers -= 1;
-    }
-
-    /// Makes the call, again and again within the patience while the library
-    /// does not know the peer or its region yet. Nothing else is tried again.
-    fn copy(&self, pieces: Pieces) -> Code {
-        let begun = Instant::now();
-        let mut pause = FIRST_PAUSE;
-        loop {
-            // SAFETY: the caller of `submit` keeps arrays and memory until a query
-            // answers Done, which it does only after this worker has the result.
-            let code = unsafe { self.library.copy(pieces) };
-            if code.0 != abi::SMEM_INVALID_PARAM {
-                return code;
-            }
-            let left = self.patience.saturating_sub(begun.elapsed());
-            if left.is_zero() || self.closed_within(pause.min(left)) {
-                warn!(
-                    peer = %pieces.peer,
-                    opcode = %pieces.opcode,
-                    patience_ms = self.patience.as_millis() as u64,
-                    hint = self.library.hint(),
-                    "peer or its memory stays unknown to the library"
-                );
-                return code;
-            }
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    }
-
-    /// Waits for so long; whether it was closed meanwhile.
-    fn closed_within(&self, pause: Duration) -> bool {
-        let until = Instant::now() + pause;
-        let mut queues = self.queues.lock();
-        while !queues.closed && !self.closing.wait_until(&mut queues, until).timed_out() {}
-        queues.closed
     }
 }

@@ -3,7 +3,7 @@
 #![allow(dead_code, missing_docs)]
 #![allow(unsafe_code)] // reads argument arrays by address, as the library does
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -41,6 +41,16 @@ struct Inner {
     /// No copy may begin any more.
     ended: bool,
     panic_next: bool,
+    /// Peers that the operating system says are gone, and how often it was asked
+    /// about each.
+    gone: HashSet<String>,
+    all_gone: bool,
+    /// Peers about which the next answer alone is that they are gone.
+    gone_once: HashSet<String>,
+    asked: HashMap<String, usize>,
+    registrations: usize,
+    /// Whether the library was ended.
+    end: bool,
     faults: Vec<String>,
 }
 
@@ -77,9 +87,33 @@ impl Blocking {
         self.0.changed.notify_all();
     }
 
+    /// Takes that back.
+    pub fn answer_no_more(&self) {
+        self.0.inner.lock().otherwise = None;
+    }
+
     /// From now on no copy may begin.
     pub fn nothing_begins(&self) {
         self.0.inner.lock().ended = true;
+    }
+
+    /// From now on the operating system says whether the process of `peer` exists.
+    pub fn gone(&self, peer: &str, gone: bool) {
+        let mut inner = self.0.inner.lock();
+        match gone {
+            true => inner.gone.insert(peer.to_owned()),
+            false => inner.gone.remove(peer),
+        };
+    }
+
+    /// The next answer about `peer` is that it is gone; later ones are that it exists.
+    pub fn gone_once(&self, peer: &str) {
+        self.0.inner.lock().gone_once.insert(peer.to_owned());
+    }
+
+    /// As [`Self::gone`] of every peer, so that each failed copy is over at once.
+    pub fn all_gone(&self) {
+        self.0.inner.lock().all_gone = true;
     }
 
     pub fn panic_in_next(&self) {
@@ -95,6 +129,29 @@ impl Blocking {
             let begun = &inner.lanes.get(peer)?.begun;
             (begun.len() >= count).then(|| begun.clone())
         })
+    }
+
+    /// Waits until the system was asked `count` times whether `peer` exists.
+    pub fn asked(&self, peer: &str, count: usize) {
+        self.wait(&format!("question {count} about {peer}"), |inner| {
+            (inner.asked.get(peer).copied().unwrap_or(0) >= count).then_some(())
+        });
+    }
+
+    /// How often it was asked until now.
+    pub fn questions(&self, peer: &str) -> usize {
+        let inner = self.0.inner.lock();
+        inner.asked.get(peer).copied().unwrap_or(0)
+    }
+
+    /// Whether the library was ended.
+    pub fn has_ended(&self) -> bool {
+        self.0.inner.lock().end
+    }
+
+    /// Calls that register or deregister.
+    pub fn registrations(&self) -> usize {
+        self.0.inner.lock().registrations
     }
 
     /// How many copies have begun, to any peer.
@@ -127,6 +184,12 @@ impl Blocking {
         self.0.inner.lock().faults.push(fault);
     }
 
+    fn registration(&self) {
+        let mut inner = self.0.inner.lock();
+        inner.registrations += 1;
+        inner.no_call_after_the_end("a registration");
+    }
+
     fn wait<T>(&self, what: &str, ready: impl Fn(&Inner) -> Option<T>) -> T {
         let deadline = Instant::now() + FOREVER;
         let mut inner = self.0.inner.lock();
@@ -146,11 +209,34 @@ impl Synchronous for Blocking {
     }
 
     unsafe fn register(&self, _: &[Region]) -> Result<(), Error> {
+        self.registration();
         Ok(())
     }
 
     fn deregister(&self, _: usize) -> Result<(), Error> {
+        self.registration();
         Ok(())
+    }
+
+    fn is_gone(&self, peer: &Endpoint) -> bool {
+        let mut inner = self.0.inner.lock();
+        let peer = peer.to_string();
+        let once = inner.gone_once.remove(&peer);
+        let gone = once || inner.all_gone || inner.gone.contains(&peer);
+        *inner.asked.entry(peer).or_default() += 1;
+        self.0.changed.notify_all();
+        gone
+    }
+
+    unsafe fn end(&self) {
+        let mut inner = self.0.inner.lock();
+        let running = inner.lanes.values().filter(|lane| lane.running).count();
+        if running > 0 {
+            inner.faults.push(format!("ended under {running} copies"));
+        }
+        if std::mem::replace(&mut inner.end, true) {
+            inner.faults.push("ended twice".to_owned());
+        }
     }
 
     unsafe fn copy(&self, pieces: Pieces) -> Code {
@@ -160,6 +246,7 @@ impl Synchronous for Blocking {
         if inner.ended {
             inner.faults.push(format!("{peer}: a copy begins too late"));
         }
+        inner.no_call_after_the_end("a copy");
         assert!(!std::mem::take(&mut inner.panic_next), "scripted panic");
         let lane = inner.lanes.entry(peer.clone()).or_default();
         lane.begun.push(asked.clone());
@@ -189,6 +276,14 @@ impl Synchronous for Blocking {
 
     fn hint(&self) -> String {
         "scripted".to_owned()
+    }
+}
+
+impl Inner {
+    fn no_call_after_the_end(&mut self, call: &str) {
+        if self.end {
+            self.faults.push(format!("{call} after the library's end"));
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use libloading::Library;
 use memfabric_transport::config::TentSettings;
 use memfabric_transport::{Config, LogLevel};
 use parking_lot::{Mutex, MutexGuard};
+use tempfile::TempDir;
 
 /// A library that cargo built beside the test programs.
 pub fn built(name: &str) -> PathBuf {
@@ -47,22 +48,58 @@ pub fn config_with(variables: &[(&str, &str)]) -> Config {
 /// the tests that hold one run one after the other.
 pub struct Emulator {
     library: Library,
-    _turn: MutexGuard<'static, ()>,
+    path: PathBuf,
+    _copy: Option<TempDir>,
+    _turn: Option<MutexGuard<'static, ()>>,
 }
 
 impl Emulator {
     pub fn start() -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock();
-        // SAFETY: the emulator is ours and has no initialiser of its own.
-        let library = unsafe { Library::new(built("libmf_smem.so")) }.expect("it loads");
-        let emulator = Self {
-            library,
-            _turn: turn,
-        };
+        let emulator = Self::open(built("libmf_smem.so"), None, Some(turn));
         emulator.release();
         emulator.call("mf_emu_reset");
         emulator
+    }
+
+    /// A library of its own, which nobody has initialised: the one that all share
+    /// is initialised once in a process.
+    pub fn fresh() -> Self {
+        let folder = tempfile::tempdir().expect("there is room for a folder");
+        let path = folder.path().join("libmf_smem.so");
+        std::fs::copy(built("libmf_smem.so"), &path).expect("there is room for a copy");
+        Self::open(path, Some(folder), None)
+    }
+
+    fn open(path: PathBuf, copy: Option<TempDir>, turn: Option<MutexGuard<'static, ()>>) -> Self {
+        // SAFETY: the emulator is ours and has no initialiser of its own.
+        let library = unsafe { Library::new(&path) }.expect("it loads");
+        Self {
+            library,
+            path,
+            _copy: copy,
+            _turn: turn,
+        }
+    }
+
+    /// [`config`] over this library.
+    pub fn config(&self) -> Config {
+        Config {
+            library: self.path.clone(),
+            ..config()
+        }
+    }
+
+    /// A function of the library's.
+    ///
+    /// # Safety
+    ///
+    /// `F` must be its type.
+    pub unsafe fn function<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: the caller's word.
+        let function = unsafe { self.library.get::<F>(name) };
+        *function.expect("the emulator exports it")
     }
 
     fn call(&self, name: &str) {

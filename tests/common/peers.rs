@@ -1,5 +1,6 @@
 //! Processes with a transport over the published library, and memory of which
 //! every byte is known.
+#![allow(unsafe_code)] // maps memory
 
 use std::fs;
 use std::ops::Range;
@@ -368,11 +369,70 @@ pub fn end_all<const N: usize>(mut neighbours: [Neighbour; N]) {
 pub struct Stopped(u32);
 
 impl Stopped {
+    /// Kills it instead of letting it go on.
+    pub fn kill(self) {
+        signal(self.0, "KILL");
+        // It would signal a process that does not exist.
+        std::mem::forget(self);
+    }
+
     pub fn new(pid: u32) -> Self {
         signal(pid, "STOP");
         let stopped = Self(pid);
         until("it stops", || all_threads_are_stopped(pid));
         stopped
+    }
+}
+
+/// Memory of its own pages, which can be given back to the system: a late write to
+/// it then ends the process.
+pub struct Mapped {
+    area: usize,
+    memory: Memory,
+}
+
+/// More than the library widens a range by, on either side.
+const AREA: usize = 4 * LENGTH;
+
+unsafe extern "C" {
+    fn mmap(at: *mut u8, length: usize, access: i32, flags: i32, file: i32, from: i64) -> *mut u8;
+    fn munmap(at: *mut u8, length: usize) -> i32;
+}
+
+impl Mapped {
+    pub fn new(seed: u8) -> Self {
+        const READ_AND_WRITE: i32 = 3;
+        const PRIVATE_AND_ANONYMOUS: i32 = 0x22;
+        let nowhere = std::ptr::null_mut();
+        // SAFETY: new pages, at a place that the system chooses.
+        let area = unsafe { mmap(nowhere, AREA, READ_AND_WRITE, PRIVATE_AND_ANONYMOUS, -1, 0) };
+        assert_ne!(area.addr(), usize::MAX, "no memory");
+        let begin = area.wrapping_add(area.align_offset(LENGTH) + LENGTH);
+        // SAFETY: within the pages, which hold zeros and stay until `unmap`, after
+        // which there is no `memory`; nobody uses them but as atomics.
+        let bytes = unsafe { std::slice::from_raw_parts(begin.cast(), LENGTH) };
+        let memory = Memory(bytes);
+        memory.fill(seed);
+        Self {
+            area: area.expose_provenance(),
+            memory,
+        }
+    }
+
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// Gives it back.
+    ///
+    /// # Safety
+    ///
+    /// What [`Self::memory`] gave is not used any more.
+    pub unsafe fn unmap(self) {
+        let area = std::ptr::with_exposed_provenance_mut(self.area);
+        // SAFETY: pages of ours; the caller's word.
+        let code = unsafe { munmap(area, AREA) };
+        assert_eq!(code, 0, "they are mapped");
     }
 }
 

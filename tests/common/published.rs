@@ -30,17 +30,28 @@ const ENTER: &str = "ip link set lo up &&
 /// Whether this is the inside, where the test `name` goes on. Outside, it has
 /// been run inside and has passed, or it says why it cannot be.
 pub fn enter(name: &str) -> bool {
+    enter_with(name, &[], 1)
+}
+
+/// As [`enter`], with variables that the inside has beside the others, in so many
+/// insides at once.
+pub fn enter_with(name: &str, variables: &[(&str, &str)], insides: usize) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
     }
-    match run_inside(name) {
-        Ok(()) => {}
-        Err(why) => println!("skipped: {why}"),
-    }
+    std::thread::scope(|scope| {
+        for _ in 0..insides {
+            scope.spawn(|| {
+                if let Err(why) = run_inside(name, variables) {
+                    println!("skipped: {why}");
+                }
+            });
+        }
+    });
     false
 }
 
-fn run_inside(name: &str) -> Result<(), String> {
+fn run_inside(name: &str, variables: &[(&str, &str)]) -> Result<(), String> {
     let library = std::env::var_os(LIBRARY)
         .map(PathBuf::from)
         .ok_or_else(|| format!("{LIBRARY} does not name the published libmf_smem.so"))?;
@@ -55,6 +66,7 @@ fn run_inside(name: &str) -> Result<(), String> {
         .env("LD_LIBRARY_PATH", search_path(&library, &folder))
         // Or each process takes 8 GiB.
         .env("MF_HCOM_MAX_SEND_RECV_DATA_CNT", "16")
+        .envs(variables.iter().copied())
         .output()
         .expect("unshare was found before");
     let text = String::from_utf8_lossy(&output.stdout);

@@ -104,7 +104,7 @@ TEST_F(EmulatedTest, InstallPublishesTheEndpointAndUninstallTakesItBack) {
     EXPECT_TRUE(engine.transport().uninstall().ok());
     EXPECT_EQ(engine.endpoint(), "(none)");
     EXPECT_EQ(emulator.count("handles"), 0u);
-    EXPECT_EQ(emulator.count("uninit"), 1u);
+    EXPECT_EQ(emulator.count("uninit"), 0u) << "another copy may use it";
 }
 
 TEST_F(EmulatedTest, PublishedSnapshotsAreNeverWrittenTo) {
@@ -173,7 +173,7 @@ TEST_F(EmulatedTest, DestructionAloneTakesEverythingDown) {
     EXPECT_EQ(engine.endpoint(), "(none)");
     EXPECT_EQ(emulator.count("handles"), 0u);
     EXPECT_EQ(emulator.count("regions"), 0u);
-    EXPECT_EQ(emulator.count("uninit"), 1u);
+    EXPECT_EQ(emulator.count("uninit"), 0u) << "another copy may use it";
 }
 
 TEST_F(EmulatedTest, DestructionIsSafeInEveryHalfBuiltState) {

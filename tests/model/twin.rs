@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use memfabric_transport::published::Queued;
+use memfabric_transport::published::{Pace, Queued};
 use memfabric_transport::{
     Backend, BatchId, Code, CopyBatch, Endpoint, Error, Query, Refused, Region,
 };
@@ -46,8 +46,15 @@ pub struct Watch {
 impl Twin {
     pub fn new(vendor: Instance) -> (Arc<Self>, Watch) {
         let library = Blocking::new();
+        // What failed is proven to be over before anybody can ask.
+        library.all_gone();
+        let pace = Pace {
+            grace: Duration::MAX,
+            confirmation: Duration::ZERO,
+            ..Pace::new(Duration::ZERO)
+        };
         let twin = Arc::new(Self {
-            queue: Queued::new(library.clone(), Duration::ZERO),
+            queue: Queued::with_pace(library.clone(), pace),
             vendor,
             library: library.clone(),
             lanes: Mutex::default(),

@@ -25,6 +25,12 @@ const SEND_RECEIVE: &str = "MF_HCOM_MAX_SEND_RECV_DATA_CNT";
 const DEFAULT_COUNT: u64 = 8192;
 const MIB_EACH: u64 = 1;
 
+const HEARTBEAT: &str = "MF_CONFIG_STORE_HEARTBEAT_TIMEOUT_S";
+/// Seconds after which the library forgets a peer that does not answer, where that
+/// is unset; seen.
+const DEFAULT_HEARTBEAT: u32 = 60;
+const ADVISED_HEARTBEAT: u32 = 300;
+
 const INSTALL_INFO: &str = "/etc/ascend_install.info";
 const OLDEST_DRIVER: &str = "V100R001C23SPC006B220";
 
@@ -128,6 +134,7 @@ pub fn check(
         let address = url.strip_prefix("tcp://").and_then(|at| at.parse().ok());
         findings.extend(address.map(|address| store(address, hosts)));
     }
+    findings.push(heartbeat(machine));
     findings.push(memory(machine));
     findings
 }
@@ -161,6 +168,44 @@ fn store(address: SocketAddr, hosts: bool) -> Finding {
         (Some(_), false) => Finding::problem(CHECK, found).needs(
             "one process up that hosts it, with MF_CONFIG_STORE_HOST=true, and no firewall between",
         ),
+    }
+}
+
+/// How long a peer that is stopped stays known.
+fn heartbeat(machine: &Machine<'_>) -> Finding {
+    let text = machine.variable(HEARTBEAT);
+    let seconds = text.as_deref().map(|text| text.trim().parse::<u32>());
+    let seconds = seconds.and_then(Result::ok).filter(|seconds| *seconds > 0);
+    let found = match &text {
+        None => "unset".to_owned(),
+        Some(text) => format!("'{text}'"),
+    };
+    let forgotten = |seconds: u32| {
+        format!(
+            "{found}: a peer that is stopped for {seconds} s is forgotten for good, and memory of its failed transfers stays in use until it or this process ends"
+        )
+    };
+    let advised = |finding: Finding| {
+        finding
+            .needs(format!(
+                "{ADVISED_HEARTBEAT}, also where the store is hosted"
+            ))
+            .mend(format!("export {HEARTBEAT}={ADVISED_HEARTBEAT}"))
+    };
+    match (&text, seconds) {
+        (None, _) => advised(Finding::warning(HEARTBEAT, forgotten(DEFAULT_HEARTBEAT))),
+        (Some(_), None) => advised(Finding::warning(
+            HEARTBEAT,
+            format!("{found} is not a number of seconds above zero"),
+        )),
+        (Some(_), Some(seconds)) if seconds < ADVISED_HEARTBEAT => {
+            advised(Finding::warning(HEARTBEAT, forgotten(seconds)))
+        }
+        (Some(_), Some(seconds)) => Finding::ok(
+            HEARTBEAT,
+            format!("a peer that is stopped for less than {seconds} s stays known"),
+        )
+        .needs("the same where the store is hosted"),
     }
 }
 
