@@ -20,6 +20,11 @@ use crate::common::{VouchedBackend, until};
 /// Gives the batches to the queue and lets each copy end when the script says
 /// that its batch has. What the script cannot have, for a copy before it still
 /// blocks, is pending.
+///
+/// A copy that ends with 0 or -2000 is over. With any other code the call has
+/// returned and its accesses go on, as those of the published library do, until a
+/// later copy to the same peer has answered 0, the peer has died, or the instance
+/// was fenced with no call in flight.
 pub struct Twin {
     // Dropped first: the library ends when its workers have.
     queue: Queued<Blocking>,
@@ -30,11 +35,38 @@ pub struct Twin {
 
 #[derive(Default)]
 struct Lanes {
-    /// What was submitted for each peer, and how many of it have ended.
-    of: HashMap<String, (Vec<Copied>, usize)>,
-    /// Batches without a result by the script's id: the peer, the place in its
-    /// lane, the queue's id.
-    batches: HashMap<u64, (String, usize, BatchId)>,
+    of: HashMap<String, Lane>,
+    /// Batches without a result, by the script's id.
+    batches: HashMap<u64, Batch>,
+}
+
+/// What was submitted for a peer.
+#[derive(Default)]
+struct Lane {
+    submitted: Vec<Copied>,
+    /// How many of them have returned.
+    returned: usize,
+    died: bool,
+}
+
+#[derive(Clone)]
+struct Batch {
+    peer: String,
+    /// In its lane.
+    place: usize,
+    /// The queue's id.
+    real: BatchId,
+    copy: Copy,
+}
+
+#[derive(Clone, PartialEq)]
+enum Copy {
+    /// Not begun, or in the library.
+    Blocks,
+    /// Has returned and goes on all the same.
+    GoesOn,
+    /// Has returned, and something has proved since that it is over.
+    Proved,
 }
 
 /// What a sequence keeps of a twin.
@@ -59,18 +91,48 @@ impl Twin {
         (twin, watch)
     }
 
-    /// Lets the copy end that is at the head of its lane, and asks the queue.
-    fn end(&self, peer: &str, real: BatchId, code: Code) {
-        self.library.answer(peer, code.0);
-        let answers = [answer_about(&self.queue, real), self.queue.query(real)];
-        self.expect(answers, [Query::Done(code), Query::Error(Code(-2007))]);
+    /// Lets the copy return that is at the head of its lane. What the queue makes
+    /// of it.
+    fn end(&self, lanes: &mut Lanes, id: BatchId, batch: &Batch, code: i32) -> Answer {
+        self.library.answer(&batch.peer, code);
+        let answer = answer_about(&self.queue, batch.real);
+        let lane = lanes.of.get_mut(&batch.peer).expect("it was submitted");
+        lane.returned += 1;
+        let proved = lane.died;
+        self.head_has_begun(&batch.peer, &lane.submitted, lane.returned);
+        if code == 0 || code == -2000 {
+            self.vendor.stopped(id);
+            self.expect(answer, Query::Done(Code(code)));
+        } else if let Some(batch) = lanes.batches.get_mut(&id.0) {
+            batch.copy = Copy::GoesOn;
+        }
+        if code == 0 || proved {
+            self.prove(lanes, |other| other.peer == batch.peer);
+        }
+        answer.into()
+    }
+
+    /// Something proves that returned copies are over.
+    fn prove(&self, lanes: &mut Lanes, concerns: impl Fn(&Batch) -> bool) {
+        for (id, batch) in &mut lanes.batches {
+            if batch.copy == Copy::GoesOn && concerns(batch) {
+                batch.copy = Copy::Proved;
+                self.vendor.stopped(BatchId(*id));
+            }
+        }
+    }
+
+    pub fn died(&self, endpoint: &str) {
+        let mut lanes = self.lanes.lock();
+        lanes.of.entry(endpoint.to_owned()).or_default().died = true;
+        self.prove(&mut lanes, |batch| batch.peer == endpoint);
     }
 
     /// Waits for the copy that is next at a peer. That none other runs there is
     /// seen by the library.
-    fn head_has_begun(&self, peer: &str, submitted: &[Copied], ended: usize) {
-        if let Some(head) = submitted.get(ended) {
-            let begun = self.library.begun(peer, ended + 1);
+    fn head_has_begun(&self, peer: &str, submitted: &[Copied], returned: usize) {
+        if let Some(head) = submitted.get(returned) {
+            let begun = self.library.begun(peer, returned + 1);
             self.expect(begun.last(), Some(head));
         }
     }
@@ -104,39 +166,71 @@ impl Backend for Twin {
         let copied = Copied::of(batch);
         let real = self.queue.vouched_submit(batch)?;
         let mut lanes = self.lanes.lock();
-        let (submitted, ended) = lanes.of.entry(peer.clone()).or_default();
-        submitted.push(copied);
-        let place = submitted.len() - 1;
-        if place == *ended {
-            self.head_has_begun(&peer, submitted, *ended);
+        let lane = lanes.of.entry(peer.clone()).or_default();
+        lane.submitted.push(copied);
+        let place = lane.submitted.len() - 1;
+        if place == lane.returned {
+            self.head_has_begun(&peer, &lane.submitted, lane.returned);
         }
-        lanes.batches.insert(id.0, (peer, place, real));
+        let batch = Batch {
+            peer,
+            place,
+            real,
+            copy: Copy::Blocks,
+        };
+        lanes.batches.insert(id.0, batch);
         Ok(id)
     }
 
     fn query(&self, id: BatchId) -> Query {
         let mut lanes = self.lanes.lock();
-        let (peer, place, real) = lanes.batches[&id.0].clone();
-        self.expect(self.queue.query(real), Query::Pending);
-        let answer = self.vendor.answer(id, lanes.of[&peer].1 == place);
-        if let Answer::Done(code) = answer {
-            self.end(&peer, real, Code(code));
-            lanes.batches.remove(&id.0);
-            if let Some((submitted, ended)) = lanes.of.get_mut(&peer) {
-                *ended += 1;
-                self.head_has_begun(&peer, submitted, *ended);
+        let batch = lanes.batches[&id.0].clone();
+        let answer = if batch.copy == Copy::Blocks {
+            self.expect(self.queue.query(batch.real), Query::Pending);
+            let head = lanes.of[&batch.peer].returned == batch.place;
+            match self.vendor.decide(id, head) {
+                Answer::Done(code) => self.end(&mut lanes, id, &batch, code),
+                answer => answer,
             }
+        } else {
+            // Takes its time as another question does; the queue alone answers.
+            self.vendor.decide(id, false);
+            self.queue.query(batch.real).into()
+        };
+        if let Answer::Done(_) = answer {
+            lanes.batches.remove(&id.0);
+            // A result is given once.
+            let again = self.queue.query(batch.real);
+            self.expect(again, Query::Error(Code(-2007)));
         }
+        self.vendor.give(id, answer);
         answer.query()
     }
 
+    fn fence(&self) -> bool {
+        let ended = self.queue.fence();
+        if ended {
+            let mut lanes = self.lanes.lock();
+            let blocks = |lane: &Lane| lane.returned < lane.submitted.len();
+            // Nothing is proved while a call is in flight.
+            self.expect(lanes.of.values().any(blocks), false);
+            self.prove(&mut lanes, |_| true);
+        }
+        self.vendor.fence_with(ended)
+    }
+
     fn abandon(&self) {
+        self.vendor.abandon();
         self.queue.abandon();
         self.library.nothing_begins();
     }
 }
 
 impl Watch {
+    pub fn twin(&self) -> Option<Arc<Twin>> {
+        self.twin.upgrade()
+    }
+
     pub fn fault(&self) -> Option<String> {
         self.library.faults().pop()
     }
