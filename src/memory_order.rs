@@ -245,9 +245,10 @@ impl Engine {
         }
         let lengths = self.cached.lengths.load(Ordering::Relaxed);
         assert!(!lengths.is_null(), "the counter is read first");
+        let length = lengths.wrapping_add(task);
         // SAFETY: the array has `count` lengths and is there as long as the
         // sub-batch.
-        let length = unsafe { &*lengths.add(task) };
+        let length = unsafe { &*length };
         // C++ reads a plain u64.
         #[cfg(loom)]
         // SAFETY: loom checks that nobody writes to it.

@@ -1,7 +1,7 @@
 //! What TENT calls: install, register, submit, poll, quiesce, uninstall.
 //!
-//! Registration is in [`crate::registration`], waiting and teardown in
-//! [`crate::quiesce`]: more methods of the same [`Transport`].
+//! Registration is in `registration`, waiting and teardown in `quiesce`: more
+//! methods of the same [`Transport`].
 //!
 //! # Locks
 //!

@@ -64,6 +64,18 @@ cargo test --locked --no-fail-fast \
     --skip workers_are_bounded 2>&1 |
     tee "$build/memcheck.log"
 
+step 'The orders of the paths without a lock'
+RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$build/loom cargo test --locked \
+    --release --no-default-features --lib memory_order 2>&1 |
+    tee "$build/loom.log"
+if rustup component add miri rust-src --toolchain nightly; then
+    CARGO_TARGET_DIR=$build/miri MIRIFLAGS='-Zmiri-disable-isolation' \
+        cargo +nightly miri test --locked --no-default-features --lib -- \
+        memory_order 2>&1 | tee "$build/miri.log"
+else
+    echo 'skipped Miri: it cannot be had for a nightly Rust' | tee "$build/miri.log"
+fi
+
 step 'The shim, against both generations of TENT'
 cmake -S . -B "$build/cmake" -G Ninja -DMEMFABRIC_VALGRIND=ON \
     -DMEMFABRIC_BUILD_BENCHMARKS=ON
@@ -86,9 +98,14 @@ else
         --output-on-failure --no-tests=error 2>&1 | tee "$build/tsan.log"
 fi
 
+step 'Everything for aarch64, and what an emulated processor can run of it'
+bash tests/aarch64.sh
+
 step 'Results'
-for log in cargo-test memcheck; do
+for log in cargo-test memcheck loom miri aarch64; do
     echo "$log:"
-    grep -E '^test result|^     Running|^   Doc-tests' "$build/$log.log"
+    grep -E '^test result|^     Running|^   Doc-tests|^skipped|tests passed|tests failed' \
+        "$build/$log.log"
 done
+echo 'ctest:'
 grep -E 'tests passed|tests failed' "$build/ctest.log"

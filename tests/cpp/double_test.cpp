@@ -439,6 +439,7 @@ TEST_F(DoubleTest, HostileDescriptionsFailTheirOwnTasksAndNothingElse) {
     const char* given = std::getenv("MEMFABRIC_FUZZ_CASES");
     const size_t cases = given ? std::stoul(given) : 300;
     size_t reached = 0;
+    size_t told = 0;
     for (size_t i = 0; i < cases && !HasFailure(); ++i) {
         const std::string text = mutator.next();
         SCOPED_TRACE("case " + std::to_string(i) + ": " +
@@ -464,7 +465,10 @@ TEST_F(DoubleTest, HostileDescriptionsFailTheirOwnTasksAndNothingElse) {
         EXPECT_EQ(polled.transferred_bytes, 0u);
         EXPECT_EQ(emulator.count("submit"), 2u)
             << "a call for a peer like that";
-        EXPECT_EQ(log.count({"peer cannot be reached"}), 1u) << log.text();
+        // Once a second for a peer.
+        const size_t lines = log.count({"peer cannot be reached"});
+        EXPECT_LE(lines, 1u) << log.text();
+        told += lines;
         for (const auto& line : log.lines()) {
             EXPECT_LT(line.message.size(), 4096u);
             for (const char byte : line.message) {
@@ -473,6 +477,7 @@ TEST_F(DoubleTest, HostileDescriptionsFailTheirOwnTasksAndNothingElse) {
             }
         }
     }
+    EXPECT_GT(told, 0u);
     EXPECT_GT(reached, cases / 20) << "hardly anything was a good description";
     EXPECT_LT(reached, cases - cases / 2) << "hardly anything was hostile";
 }

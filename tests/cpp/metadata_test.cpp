@@ -171,8 +171,9 @@ TEST_F(MetadataTest, WhatAHostilePeerPublishesFailsItsTasksAlone) {
         EXPECT_EQ(emulator.count("submit"), submits + 1) << round;
         EXPECT_TRUE(theirs.holds(1)) << round;
     }
-    // What is no text never leaves the peer; the rest is told as it is.
-    EXPECT_GE(log.count({peer.name, kEndpointKey}), 50u) << log.text();
+    // What is no text never leaves the peer; the rest is told as it is, once a
+    // second.
+    EXPECT_GE(log.count({peer.name, kEndpointKey}), 1u) << log.text();
 }
 
 TEST_F(MetadataTest, UnreachablePeerIsAFailedTask) {
