@@ -620,7 +620,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_read_by_code_alone_and_a_result_only_after_success() {
+    fn c20_an_answer_is_read_by_code_alone_and_a_result_only_after_success() {
         assert_eq!(answer(1, 0, 1), Query::Pending);
         assert_eq!(answer(0, 0, 1), Query::Done(Code::OK));
         assert_eq!(answer(0, -2012, 1), Query::Done(Code(-2012)));

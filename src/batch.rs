@@ -532,6 +532,7 @@ impl SubBatch {
 mod tests {
     use super::*;
     use crate::grouping::Grouping;
+    use crate::memory::Region;
 
     fn request(length: usize, peer: u32) -> Request {
         Request {
@@ -592,6 +593,41 @@ mod tests {
         let batches = submit(&sub_batch, &[request(8, 0)]);
         batches[0].finish(Code(-1));
         assert!(shown(&sub_batch).is_empty());
+    }
+
+    #[test]
+    fn c17_a_batch_to_oneself_covers_memory_at_both_ends() {
+        let endpoints = ["10.0.0.1:1", "10.0.0.2:1"];
+        let [own, other] = endpoints.map(|text| Endpoint::parse(text).expect("a literal"));
+        for (peer, covers_remote) in [(own, true), (other, false)] {
+            let mut copy = CopyBatch::default();
+            copy.reset(peer, Opcode::WRITE);
+            copy.push(0x1000, 0x2000, 8);
+            let mut batch = VendorBatch::default();
+            batch.fill(&mut copy, &own);
+            for (address, covered) in [(0x1007, true), (0x2007, covers_remote)] {
+                let region = Region { address, length: 1 };
+                assert_eq!(batch.footprint.touches(region), covered, "{region:x?}");
+            }
+        }
+    }
+
+    #[test]
+    fn c19_a_batch_has_one_timeout_from_the_first_wait_that_meets_it() {
+        let mut batch = VendorBatch::default();
+        let begun = Instant::now();
+        let after = |ms| begun + Duration::from_millis(ms);
+        let timeout = Duration::from_millis(100);
+        assert!(!batch.had_its_time(after(1000), timeout), "nobody waited");
+        batch.wait_from(after(0));
+        batch.wait_from(after(50));
+        assert!(!batch.had_its_time(after(99), timeout));
+        assert!(
+            batch.had_its_time(after(100), timeout),
+            "from the first wait"
+        );
+        batch.renew();
+        assert!(!batch.had_its_time(after(1000), timeout), "another batch");
     }
 
     fn table(tasks: usize) -> Box<Table> {

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a04_a_library_is_initialised_once_and_again_only_after_a_failure() {
+    fn c18_a_library_is_initialised_once_and_again_only_after_a_failure() {
         let mut calls = 0;
         let mut init = |code| {
             initialise(usize::MAX, 0, || {

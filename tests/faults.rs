@@ -232,8 +232,9 @@ fn each_vendor_call_may_fail_at_each_point_of_a_life() {
         byte = byte % 250 + 1;
         byte
     };
+    // Not `init`: a process initialises the library once, and the other tests here
+    // may have done so.
     let calls = [
-        "init",
         "config_init",
         "create",
         "get_rpc_port",
@@ -276,7 +277,7 @@ fn each_vendor_call_may_fail_at_each_point_of_a_life() {
                 faults += 1;
                 let (errors, completed, failed) = (life.errors.len(), life.completed, life.failed);
                 match *call {
-                    "init" | "config_init" | "create" | "get_rpc_port" => {
+                    "config_init" | "create" | "get_rpc_port" => {
                         assert_eq!((errors, completed, failed), (1, 0, 0), "{at}");
                     }
                     // Worth a warning, and nothing else.

@@ -443,10 +443,9 @@ fn peers_of_any_name_may_be_reported_as_down() {
     {
         let handles = emulator.peer_down(peer);
         assert_eq!(handles, 1);
-        assert!(
-            transport.must_refresh(segment as u64, peer),
-            "it was reported"
-        );
+        // What is longer than an endpoint can be is nobody's.
+        let marked = peer.len() <= 63;
+        assert_eq!(transport.must_refresh(segment as u64, peer), marked);
     }
     transport.uninstall().expect("nothing is outstanding");
     emulator.assert_no_violation();

@@ -323,8 +323,11 @@ fn a_transfer_right_after_both_sides_registered_its_memory_completes() {
         assert_eq!(ours.differs(both), None, "registration {seed}");
         assert_eq!(peer.differs(both), "None", "registration {seed}");
     }
-    // Neither that the peer was met, nor that a transfer was tried again.
-    assert_eq!(*events.lock(), Vec::<String>::new());
+    // Neither that the peer was met, nor that a transfer was tried again; on some
+    // machines the library cannot read the processor's clock rate, and says so.
+    let mut events = events.lock().clone();
+    events.retain(|event| !event.contains("Failed to get tick"));
+    assert_eq!(events, Vec::<String>::new());
     end_all([peer]);
     transport.uninstall().expect("nothing is outstanding");
 }
