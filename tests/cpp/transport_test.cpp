@@ -182,8 +182,8 @@ TEST_F(EmulatedTest, DestructionIsSafeInEveryHalfBuiltState) {
         Engine engine;
         SubBatch without_install(engine.transport(), 4);
     }
-    // A failing init is for a process of its own, see install_test.cpp: this one
-    // may have initialised the library before.
+    // A failing init is for a process of its own, see install_test.cpp: this
+    // one may have initialised the library before.
     for (const char* script :
          {"config_init=-1", "create=null", "get_rpc_port=-1", "port=0"}) {
         emulator.script(script);
