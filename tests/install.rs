@@ -210,7 +210,7 @@ impl OtherCopy<'_> {
         config.role = abi::SMEM_TRANS_BOTH;
         config.dataOpType = self.0.config().protocol.data_op_type();
         for (to, from) in config.url.iter_mut().zip(b"127.0.0.1:0") {
-            *to = from.cast_signed();
+            *to = *from as std::ffi::c_char;
         }
         // SAFETY: the function's type.
         let create = unsafe {
