@@ -1036,7 +1036,7 @@ fn a_failed_registration_leaves_no_range_behind() {
 
 #[test]
 fn a_busy_range_is_waited_for_before_it_is_deregistered() {
-    let (transport, backend) = installed();
+    let (transport, backend) = installed_with(FOREVER);
     transport.vouched_register(&[RANGE]).expect("registered");
     let sub_batch = transport.allocate(1);
     submit(
