@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use common::emulator::{Process, listen, say};
 use common::peers::*;
 use common::published::{LIBRARY, enter, enter_with};
-use common::{FOREVER, VouchedTransport, events_of_process, until, write};
+use common::{FOREVER, VouchedTransport, events_of_process, until, until_within, write};
 use libloading::Library;
 use memfabric_transport::{Error, SubBatch, TaskStatus, Transport};
 
@@ -969,7 +969,8 @@ fn a01_memory_of_a_peer_that_is_forgotten_is_free_when_the_transport_ends() {
         thread::sleep(Duration::from_millis(10));
     }
     let about_the_variable = |event: &String| event.contains(HEARTBEAT);
-    until("the log says what would help", || {
+    // A probe that began before the peer was forgotten blocks for 31 s once more.
+    until_within(3 * FOREVER, "the log says what would help", || {
         events.lock().iter().any(about_the_variable)
     });
     for (region, sub_batch) in regions.iter().zip(&sub_batches) {

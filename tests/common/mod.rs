@@ -45,8 +45,13 @@ impl Random {
 }
 
 /// Waits for what happens on another thread or in another process.
-pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + FOREVER;
+pub fn until(what: &str, holds: impl FnMut() -> bool) {
+    until_within(FOREVER, what, holds);
+}
+
+/// As [`until`], of which `limit` says when it is a failure.
+pub fn until_within(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + limit;
     while !holds() {
         assert!(Instant::now() < deadline, "still waiting: {what}");
         std::thread::yield_now();
