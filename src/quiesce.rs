@@ -131,8 +131,10 @@ impl Transport {
             if !left.is_empty() {
                 // Not of `left` alone: a teardown waits for one range after the
                 // other, and takes one timeout (C19).
+                // From when this wait began, not from its first sweep's end, or
+                // the next one waits again for what that took.
                 for batch in &state.outstanding {
-                    batch.wait_from(now);
+                    batch.wait_from(batch.submitted.map_or(now, |at| at.max(begun)));
                 }
             }
             if left.is_empty() || expired || had_their_time {

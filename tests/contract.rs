@@ -1082,6 +1082,26 @@ fn case_18_one_of_two_owners_of_a_busy_range_leaves_at_once() {
 }
 
 #[test]
+fn a_slow_first_question_is_part_of_the_wait() {
+    let (transport, backend) = installed();
+    transport.vouched_register(&[RANGE]).expect("registered");
+    let sub_batch = transport.allocate(1);
+    submit(&transport, &sub_batch, &[read(0, RANGE.address, 0x9000, 8)]).expect("submitted");
+    let gate = backend.gate_query();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| transport.deregister(RANGE));
+        gate.entered.recv_timeout(FOREVER).expect("it is asked");
+        let asked = Instant::now();
+        until("half of the patience", || asked.elapsed() >= TIMEOUT / 2);
+        gate.leave.send(()).expect("the wait is at the gate");
+        first.join().expect("no panic").expect_err("it never ends");
+    });
+    let queries = backend.queries(0);
+    transport.deregister(RANGE).expect_err("still busy");
+    assert_eq!(backend.queries(0), queries + 1, "no second wait");
+}
+
+#[test]
 fn a_range_that_stays_busy_stays_registered() {
     let (transport, backend) = installed();
     let idle = Region {

@@ -54,6 +54,10 @@ impl Object {
             }));
         }
         let elf = Elf::parse(bytes).map_err(|error| Unusable::NotElf(error.to_string()))?;
+        // Before the machine: a big-endian AArch64 has the same number.
+        if elf.little_endian != cfg!(target_endian = "little") {
+            return Err(Unusable::NotElf("its byte order is another".to_owned()));
+        }
         let class = elf.header.e_ident[EI_CLASS];
         let native = if cfg!(target_pointer_width = "64") {
             ELFCLASS64
@@ -185,6 +189,8 @@ fn constant_aarch64(code: &[u8]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use goblin::elf::header::ELFDATA2MSB;
+
     use super::*;
 
     #[test]
@@ -202,6 +208,21 @@ mod tests {
         assert_eq!(
             Object::parse(&other).expect_err("another machine's"),
             Unusable::OtherMachine("SPARC".to_owned(), std::env::consts::ARCH)
+        );
+    }
+
+    #[test]
+    fn the_other_byte_order_of_the_same_machine_is_not_taken() {
+        let machine = native_machine().expect("a machine that is known");
+        let mut header = vec![0; 64];
+        header[..SELFMAG].copy_from_slice(ELFMAG);
+        header[EI_CLASS] = ELFCLASS64;
+        header[5] = ELFDATA2MSB;
+        header[6] = 1;
+        header[18..20].copy_from_slice(&machine.to_be_bytes());
+        assert_eq!(
+            Object::parse(&header).expect_err("big-endian"),
+            Unusable::NotElf("its byte order is another".to_owned())
         );
     }
 
