@@ -118,7 +118,14 @@ auto &deviceAttrs(SegmentDesc &desc) {
     return std::get<MemorySegmentDesc>(desc.detail).device_attrs;
 }
 
-rust::Str str(std::string_view text) { return {text.data(), text.size()}; }
+// Whether it is text is for the core to see, and only where it is read.
+rust::Slice<const uint8_t> bytes(std::string_view text) {
+    return {reinterpret_cast<const uint8_t *>(text.data()), text.size()};
+}
+
+rust::Slice<const uint8_t> bytesOf(const rust::String &text) {
+    return bytes(std::string_view(text.data(), text.size()));
+}
 
 class MemFabricSubBatch final : public Transport::SubBatch {
    public:
@@ -316,7 +323,7 @@ void Scratch::checkMemory(const std::vector<Request> &list) {
                     std::to_string(start) + ", " + std::to_string(length) +
                     " bytes, any more")
                     .ToString());
-            peers.push_back({target.peer.name, {}, *target.problem});
+            peers.push_back({target.peer.name, {}, bytesOf(*target.problem)});
         }
         requests[i].peer = target.without_memory;
     }
@@ -535,7 +542,8 @@ Status MemFabricTransport::Impl::read(SegmentManager &manager, Target &target) {
     return manager.withCachedSegment(
         target.id, target.pin, [&](SegmentDesc *desc) {
             // May run twice, on two descriptions.
-            target.peer.name = desc ? str(desc->name) : rust::Str();
+            target.peer.name = {};
+            if (desc) target.peer.name = bytes(desc->name);
             if (!desc)
                 return Status::InvalidEntry("segment has no description");
             if (desc->type != SegmentType::Memory) {
@@ -555,7 +563,7 @@ Status MemFabricTransport::Impl::read(SegmentManager &manager, Target &target) {
                 target.read_again = true;
                 return Status::NeedsRefreshCache(missing.message());
             }
-            target.peer.endpoint = str(found->second);
+            target.peer.endpoint = bytes(found->second);
             return Status::OK();
         });
 }
@@ -590,7 +598,7 @@ void MemFabricTransport::Impl::giveUp(Target &target, const Status &status) {
     target.problem = rust::String::lossy(
         "segment " + std::to_string(target.id) + " " + status.ToString());
     target.peer.endpoint = {};
-    target.peer.problem = *target.problem;
+    target.peer.problem = bytesOf(*target.problem);
 }
 
 // For a thread that ends: what TENT has cached for it is gone as well.

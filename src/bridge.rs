@@ -65,10 +65,10 @@ mod ffi {
 
     /// One target of a call, as its description says.
     struct Peer<'a> {
-        name: &'a str,
-        endpoint: &'a str,
+        name: &'a [u8],
+        endpoint: &'a [u8],
         /// Why there is no endpoint; empty if there is one.
-        problem: &'a str,
+        problem: &'a [u8],
     }
 
     struct Request {
@@ -119,7 +119,7 @@ mod ffi {
         #[cxx_name = "release"]
         fn free(self: &Transport, sub_batch: Box<SubBatch>);
         #[cxx_name = "mustRefresh"]
-        fn must_refresh(self: &Transport, segment: u64, endpoint: &str) -> bool;
+        fn must_refresh(self: &Transport, segment: u64, endpoint: &[u8]) -> bool;
         #[cxx_name = "mayReread"]
         fn may_reread(self: &Transport, segment: u64) -> bool;
         fn submit(
@@ -346,7 +346,7 @@ impl Transport {
         }
     }
 
-    fn must_refresh(&self, segment: u64, endpoint: &str) -> bool {
+    fn must_refresh(&self, segment: u64, endpoint: &[u8]) -> bool {
         guard("mustRefresh", || {
             Ok(self.core.must_refresh(segment, endpoint))
         })
@@ -359,11 +359,11 @@ impl Transport {
 
     fn submit(&self, sub_batch: &SubBatch, peers: &[Peer], requests: &[Request]) -> Outcome {
         guard("submitTransferTasks", || {
-            let peers = peers.iter().map(batch::Peer::from);
+            let peers = peers.iter().map(batch::Described::from);
             let requests = requests.iter().map(batch::Request::from);
             // SAFETY: TENT asks of its callers that a request's local memory stays
             // usable until the task is terminal.
-            unsafe { self.core.submit(&sub_batch.0, peers, requests) }
+            unsafe { self.core.submit_described(&sub_batch.0, peers, requests) }
         })
         .into()
     }
@@ -499,7 +499,7 @@ impl From<&Region> for memory::Region {
     }
 }
 
-impl<'a> From<&'a Peer<'a>> for batch::Peer<'a> {
+impl<'a> From<&'a Peer<'a>> for batch::Described<'a> {
     fn from(peer: &'a Peer<'a>) -> Self {
         Self {
             name: peer.name,

@@ -61,9 +61,19 @@ impl Endpoint {
         std::str::from_utf8(&self.bytes[..length.unwrap_or(MAX_BYTES)]).unwrap_or_default()
     }
 
+    /// As `==`, for where most of those that are compared differ: endpoints of one
+    /// network differ behind their first few bytes, which a word at a time finds
+    /// sooner than a call does.
+    #[inline]
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let (ours, _) = self.bytes.as_chunks::<8>();
+        let (theirs, _) = other.bytes.as_chunks::<8>();
+        let mut words = ours.iter().zip(theirs);
+        words.all(|(ours, theirs)| u64::from_ne_bytes(*ours) == u64::from_ne_bytes(*theirs))
+    }
+
     /// Whether it is what [`Self::parse`] makes of `text`.
-    pub(crate) fn is(&self, text: &str) -> bool {
-        let text = text.as_bytes();
+    pub(crate) fn is(&self, text: &[u8]) -> bool {
         // One that ends in a NUL would match the zeros behind the endpoint.
         text.last().is_some_and(|last| *last != 0)
             && self.bytes.starts_with(text)
@@ -235,6 +245,20 @@ fn check_port(port: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_endpoint_is_the_same_where_every_byte_is() {
+        let one = Endpoint::parse("10.0.0.1:1001").expect("a literal");
+        for text in [
+            "10.0.0.1:1001",
+            "10.0.0.1:1002",
+            "10.0.0.1:10011",
+            "20.0.0.1:1001",
+        ] {
+            let other = Endpoint::parse(text).expect("a literal");
+            assert_eq!(one.is_same(&other), one == other, "{text}");
+        }
+    }
 
     #[test]
     fn case_10_the_local_address_is_understood_in_every_form() {

@@ -39,7 +39,9 @@ impl Footprint {
     pub(crate) fn clear(&mut self) {
         self.starts.clear();
         self.lengths.clear();
-        self.spans.take();
+        if self.spans.get().is_some() {
+            self.spans.take();
+        }
     }
 
     /// Adds pieces, before the first question: one length for each start. None

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use crate::backend::{CopyBatch, Opcode};
-use crate::batch::{self, EMPTY, LONGEST_NAME, Peer, REFUSED, Request, SubBatch};
-use crate::endpoint::{self, Endpoint};
+use crate::batch::{self, Described, EMPTY, REFUSED, Request, SubBatch};
+use crate::endpoint::Endpoint;
 use crate::error::Error;
 
 /// From so many groups on they are found by hashing.
@@ -51,7 +51,10 @@ pub(crate) struct Unreachable {
 impl Grouping {
     /// Takes the call's peers in. Those that cannot be reached are returned, for
     /// the log.
-    pub(crate) fn begin<'a>(&mut self, peers: impl Iterator<Item = Peer<'a>>) -> Vec<Unreachable> {
+    pub(crate) fn begin<'a>(
+        &mut self,
+        peers: impl Iterator<Item = Described<'a>>,
+    ) -> Vec<Unreachable> {
         let mut unreachable = Vec::new();
         self.group_of.clear();
         self.refused = false;
@@ -72,7 +75,7 @@ impl Grouping {
                     .parse()
                     .map_err(|problem| {
                         unreachable.push(Unreachable {
-                            name: endpoint::excerpt(peer.name, LONGEST_NAME),
+                            name: peer.shown_name(),
                             problem,
                         });
                     })
@@ -250,8 +253,8 @@ impl Grouping {
     fn known(&mut self, endpoint: Endpoint, opcode: Opcode) -> Option<u32> {
         if self.groups.len() < MANY_GROUPS {
             let mut groups = (0..).zip(&self.groups);
-            let same =
-                groups.find(|(_, batch)| batch.opcode() == opcode && *batch.peer() == endpoint);
+            let same = groups
+                .find(|(_, batch)| batch.opcode() == opcode && batch.peer().is_same(&endpoint));
             return same.map(|(number, _)| number);
         }
         if self.groups.len() == MANY_GROUPS {
@@ -283,7 +286,7 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::Table;
+    use crate::batch::{Peer, Table};
 
     /// One WRITE to each of `endpoints`.
     fn groups(endpoints: &[String]) -> Vec<String> {
@@ -293,7 +296,7 @@ mod tests {
             endpoint,
             problem: "",
         });
-        grouping.begin(peers);
+        grouping.begin(peers.map(Described::from));
         let request = |peer| Request {
             source: 0x1000,
             target: 0x2000,
@@ -334,7 +337,8 @@ mod tests {
                 endpoint,
                 problem: "",
             };
-            grouping.begin(endpoints[..peers].iter().map(|text| peer(text)));
+            let described = endpoints[..peers].iter().map(|text| peer(text).into());
+            grouping.begin(described);
             grouping.pieces = peers * pieces;
             for number in 0..peers {
                 let group = grouping.group(number as u32, Opcode::WRITE);

@@ -338,11 +338,11 @@ fn no_mark_is_lost() {
             let suspects = Arc::clone(&suspects);
             thread::spawn(move || suspects.mark(endpoint))
         });
-        let early = suspects.must_refresh(transport, 0, "10.0.0.1:1");
+        let early = suspects.must_refresh(transport, 0, b"10.0.0.1:1");
         for marker in markers {
             marker.join().expect("no panic");
         }
-        let late = suspects.must_refresh(transport, 0, "10.0.0.1:1");
+        let late = suspects.must_refresh(transport, 0, b"10.0.0.1:1");
         assert!(
             early || late,
             "a description is used that should be dropped"

@@ -1,7 +1,6 @@
 //! Storage of freed sub-batches and of vendor batches that are done, kept so that
 //! the steady state allocates nothing.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::batch::{Table, VendorBatch};
@@ -20,7 +19,7 @@ pub(crate) struct Kept {
     #[expect(clippy::vec_box)] // see above
     tables: [Vec<Box<Table>>; SIZES],
     tasks: usize,
-    batches: VecDeque<Arc<VendorBatch>>,
+    batches: Vec<Arc<VendorBatch>>,
     pieces: usize,
 }
 
@@ -67,7 +66,7 @@ impl Kept {
 
     /// A batch that nobody else holds, to be filled.
     pub(crate) fn batch(&mut self) -> Arc<VendorBatch> {
-        let Some(batch) = self.batches.pop_back() else {
+        let Some(batch) = self.batches.pop() else {
             return Arc::default();
         };
         self.pieces -= Self::pieces(&batch);
@@ -84,14 +83,13 @@ impl Kept {
         if room > KEPT_TASKS {
             return true;
         }
-        while self.pieces + room > KEPT_TASKS {
-            let Some(oldest) = self.batches.pop_front() else {
-                break;
-            };
+        while self.pieces + room > KEPT_TASKS && !self.batches.is_empty() {
+            // The oldest, or one of the oldest.
+            let oldest = self.batches.swap_remove(0);
             self.pieces -= Self::pieces(&oldest);
         }
         self.pieces += room;
-        self.batches.push_back(batch);
+        self.batches.push(batch);
         true
     }
 

@@ -122,7 +122,7 @@ impl Suspects {
     /// its `endpoint` is used again. True once for each mark and thread, as soon
     /// as a re-read is admitted; in the usual case, that nothing was ever marked,
     /// one load.
-    pub(crate) fn must_refresh(&self, transport: u64, segment: u64, endpoint: &str) -> bool {
+    pub(crate) fn must_refresh(&self, transport: u64, segment: u64, endpoint: &[u8]) -> bool {
         self.latest() != 0 && self.must_refresh_at(transport, segment, endpoint, Instant::now)
     }
 
@@ -131,7 +131,7 @@ impl Suspects {
         &self,
         transport: u64,
         segment: u64,
-        endpoint: &str,
+        endpoint: &[u8],
         now: impl Fn() -> Instant,
     ) -> bool {
         let latest = self.latest();
@@ -140,7 +140,7 @@ impl Suspects {
             if known.seen >= latest {
                 return false;
             }
-            if !self.marked_since(endpoint, known.seen) {
+            if !self.marked_since(&String::from_utf8_lossy(endpoint), known.seen) {
                 known.seen = latest;
                 return false;
             }
@@ -196,14 +196,14 @@ mod tests {
     #[test]
     fn each_thread_refreshes_a_marked_segment_once() {
         let suspects = Suspects::default();
-        assert!(!suspects.must_refresh(1, 7, "10.0.0.1:1"));
+        assert!(!suspects.must_refresh(1, 7, b"10.0.0.1:1"));
         suspects.mark("10.0.0.1:1");
         let refreshes = || {
             (
-                suspects.must_refresh(1, 8, "10.0.0.2:1"),
-                suspects.must_refresh(1, 7, "10.0.0.1:1"),
-                suspects.must_refresh(1, 7, "10.0.0.1:1"),
-                suspects.must_refresh(2, 7, "10.0.0.1:1"),
+                suspects.must_refresh(1, 8, b"10.0.0.2:1"),
+                suspects.must_refresh(1, 7, b"10.0.0.1:1"),
+                suspects.must_refresh(1, 7, b"10.0.0.1:1"),
+                suspects.must_refresh(2, 7, b"10.0.0.1:1"),
             )
         };
         assert_eq!(refreshes(), (false, true, false, true));
@@ -214,7 +214,7 @@ mod tests {
         suspects.mark("10.0.0.1:1");
         let later = || Instant::now() + INTERVAL;
         assert!(
-            suspects.must_refresh_at(1, 7, "10.0.0.1:1", later),
+            suspects.must_refresh_at(1, 7, b"10.0.0.1:1", later),
             "marked again"
         );
     }
@@ -230,7 +230,7 @@ mod tests {
         let begun = Instant::now();
         let lacks = |segment, ms| suspects.may_reread_at(1, segment, clock(begun, ms));
         let suspect =
-            |segment, ms| suspects.must_refresh_at(1, segment, "10.0.0.1:1", clock(begun, ms));
+            |segment, ms| suspects.must_refresh_at(1, segment, b"10.0.0.1:1", clock(begun, ms));
         assert!(lacks(7, 0));
         for ms in 0..1000 {
             assert!(!lacks(7, ms), "after {ms} ms");
@@ -250,15 +250,15 @@ mod tests {
         let mut reads = 0;
         for ms in 0..1000 {
             suspects.mark("10.0.0.1:1");
-            reads += u32::from(suspects.must_refresh_at(1, 7, "10.0.0.1:1", clock(begun, ms)));
+            reads += u32::from(suspects.must_refresh_at(1, 7, b"10.0.0.1:1", clock(begun, ms)));
         }
         assert_eq!(reads, 1);
         // Nothing is marked after that, yet the peer is read again.
-        assert!(suspects.must_refresh_at(1, 7, "10.0.0.1:1", clock(begun, 1000)));
+        assert!(suspects.must_refresh_at(1, 7, b"10.0.0.1:1", clock(begun, 1000)));
         suspects.mark("10.0.0.1:1");
         let later = clock(begun, 60_000);
         assert!(
-            suspects.must_refresh_at(1, 7, "10.0.0.1:1", later),
+            suspects.must_refresh_at(1, 7, b"10.0.0.1:1", later),
             "at once if the last read is long ago"
         );
     }
@@ -269,7 +269,7 @@ mod tests {
         suspects.mark("10.0.0.1:1");
         let begun = Instant::now();
         for segment in 0..3 * MAX_SEGMENTS as u64 {
-            let _ = suspects.must_refresh_at(1, segment, "10.0.0.2:1", clock(begun, 0));
+            let _ = suspects.must_refresh_at(1, segment, b"10.0.0.2:1", clock(begun, 0));
             let _ = suspects.may_reread_at(2, segment, clock(begun, segment));
             SEGMENTS.with_borrow(|segments| assert!(segments.0.len() <= MAX_SEGMENTS));
         }
@@ -278,7 +278,7 @@ mod tests {
             !suspects.may_reread_at(2, latest, clock(begun, latest)),
             "the limit of the latest peer is forgotten"
         );
-        assert!(suspects.must_refresh_at(1, 1, "10.0.0.1:1", clock(begun, 0)));
+        assert!(suspects.must_refresh_at(1, 1, b"10.0.0.1:1", clock(begun, 0)));
     }
 
     #[test]
@@ -289,7 +289,7 @@ mod tests {
                 let suspects = Suspects::default();
                 suspects.mark("10.0.0.1:1");
                 // SEGMENTS may be there or not; neither panics.
-                let _ = suspects.must_refresh(1, 7, "10.0.0.1:1");
+                let _ = suspects.must_refresh(1, 7, b"10.0.0.1:1");
                 let _ = suspects.may_reread(1, 7);
             }
         }

@@ -28,7 +28,7 @@ use tracing::{debug, error, info, trace, warn};
 
 use crate::backend::{self, Backend, BatchId, Opcode, Opened, Query, Refused};
 use crate::batch::{
-    MAX_TASKS, Peek, Peer, Progress, Request, SubBatch, Table, TaskStatus, VendorBatch,
+    Described, MAX_TASKS, Peek, Peer, Progress, Request, SubBatch, Table, TaskStatus, VendorBatch,
 };
 use crate::config::Config;
 use crate::endpoint::Endpoint;
@@ -214,8 +214,9 @@ impl Transport {
     /// asked about the segment, a refused submission, a failed batch or the
     /// library said that the endpoint may be gone. Asks for one drop a sign, and
     /// for one a second at most; a sign within that second waits for its end.
-    pub fn must_refresh(&self, segment: u64, endpoint: &str) -> bool {
-        self.suspects.must_refresh(self.number, segment, endpoint)
+    pub fn must_refresh(&self, segment: u64, endpoint: impl AsRef<[u8]>) -> bool {
+        self.suspects
+            .must_refresh(self.number, segment, endpoint.as_ref())
     }
 
     /// A sub-batch for up to `capacity` tasks, at most 2^24. Does not fail: the
@@ -283,6 +284,21 @@ impl Transport {
         &self,
         sub_batch: &SubBatch,
         peers: impl Iterator<Item = Peer<'a>>,
+        requests: impl ExactSizeIterator<Item = Request> + Clone,
+    ) -> Result<(), Error> {
+        // SAFETY: the caller's conditions are the same.
+        unsafe { self.submit_described(sub_batch, peers.map(Described::from), requests) }
+    }
+
+    /// See [`Self::submit`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    pub(crate) unsafe fn submit_described<'a>(
+        &self,
+        sub_batch: &SubBatch,
+        peers: impl Iterator<Item = Described<'a>>,
         requests: impl ExactSizeIterator<Item = Request> + Clone,
     ) -> Result<(), Error> {
         if sub_batch.owner() != self.number {

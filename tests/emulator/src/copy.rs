@@ -196,6 +196,27 @@ impl Copier {
 
 /// Whether the kernel can copy from `address` in this process.
 pub(crate) fn readable(address: u64) -> bool {
+    let mut byte = 0_u8;
+    let local = libc::iovec {
+        iov_base: ptr::from_mut(&mut byte).cast(),
+        iov_len: 1,
+    };
+    let remote = libc::iovec {
+        iov_base: ptr::without_provenance_mut(address as usize),
+        iov_len: 1,
+    };
+    // SAFETY: one iovec each; fills one byte of a live local, and answers EFAULT
+    // where `address` is no memory.
+    let copied =
+        unsafe { libc::process_vm_readv(std::process::id() as _, &local, 1, &remote, 1, 0) };
+    match io::Error::last_os_error().raw_os_error() {
+        Some(libc::ENOSYS) if copied == -1 => readable_by_a_pipe(address),
+        _ => copied == 1,
+    }
+}
+
+/// The same where the system has no such call.
+fn readable_by_a_pipe(address: u64) -> bool {
     let Ok((_reader, writer)) = io::pipe() else {
         return false;
     };
