@@ -17,7 +17,8 @@ namespace mooncake::tent::memfabric {
 using LogSink = void (*)(int32_t severity, rust::Str file, uint32_t line,
                          rust::Str message);
 
-// Sets the sink; null, as at the start, drops every event.
+// Sets the sink; null, as at the start, drops every event. From the process's
+// exit on events go to stderr, for the sink's logger may be gone.
 void setLogSink(LogSink sink) noexcept;
 
 // Called by the core.

@@ -18,6 +18,7 @@
 #include <sstream>
 #include <thread>
 
+#include "memfabric/log_sink.h"
 #include "support/fixture.h"
 #include "support/process.h"
 
@@ -841,6 +842,38 @@ TEST_F(EmulatedTest, C13TeardownWithWorkOutstandingDestroysNothingAndSaysSo) {
     EXPECT_EQ(process.wait(), 0) << process.log();
     const std::string log = process.log();
     EXPECT_NE(log.find("leaked on purpose"), std::string::npos) << log;
+}
+
+// Role: leaves while a thread writes events, as one of a leaked library does.
+int leaveWhileEventsAreWritten(const std::vector<std::string>&) {
+    // Runs after what the transport does at exit, for it is older.
+    std::atexit([] {
+        mooncake::tent::memfabric::writeLog(1, "exit.rs", 1, "at the end");
+    });
+    Engine local;
+    local.installed();
+    static std::promise<void> first;
+    std::thread([] {
+        for (bool told = false;; told = true) {
+            mooncake::tent::memfabric::writeLog(1, "exit.rs", 1, "on the way");
+            if (!told) first.set_value();
+            std::this_thread::yield();
+        }
+    }).detach();
+    first.get_future().wait();
+    return 0;
+}
+
+const bool kExitRole = addRole("exit", leaveWhileEventsAreWritten);
+
+// The race detector's findings end the process with another status.
+TEST_F(EmulatedTest, EventsAtTheProcesssExitStayOutOfTheHostsLogger) {
+    Process process("exit", {}, {{"GLOG_logtostderr", "1"}});
+    EXPECT_EQ(process.readAll(), "");
+    EXPECT_EQ(process.wait(), 0) << process.log();
+    const std::string log = process.log();
+    EXPECT_NE(log.find("exit.rs:1] on the way\n"), std::string::npos) << log;
+    EXPECT_NE(log.find("\nat the end\n"), std::string::npos) << log;
 }
 
 TEST_F(TransferTest, C14FreedSubBatchLeavesItsVendorBatchesTracked) {
