@@ -18,6 +18,8 @@ use crate::memory::Region;
 static RANGES: RwLock<BTreeMap<usize, Range>> = RwLock::new(BTreeMap::new());
 
 /// How often something was taken out: a thread's latest hit is good until then.
+/// Changed and taken down under the table's lock, which orders the two; compared
+/// without it, for who was told of a removal sees its number too.
 static REMOVALS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
@@ -50,23 +52,26 @@ struct Range {
 /// transport's own. One address has one range, the latest.
 pub(crate) fn add(region: Region, owner: usize) {
     let end = region.address.saturating_add(region.length);
-    let before = RANGES.write().insert(region.address, Range { end, owner });
+    let mut ranges = RANGES.write();
+    let before = ranges.insert(region.address, Range { end, owner });
     if before.is_some_and(|before| before.end > end) {
-        REMOVALS.fetch_add(1, Ordering::Release);
+        REMOVALS.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Takes the range that starts at `address` out, however often it was added.
 pub(crate) fn remove(address: usize) {
-    if RANGES.write().remove(&address).is_some() {
-        REMOVALS.fetch_add(1, Ordering::Release);
+    let mut ranges = RANGES.write();
+    if ranges.remove(&address).is_some() {
+        REMOVALS.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 /// Takes all ranges of `owner` out.
 pub(crate) fn forget(owner: usize) {
-    RANGES.write().retain(|_, range| range.owner != owner);
-    REMOVALS.fetch_add(1, Ordering::Release);
+    let mut ranges = RANGES.write();
+    ranges.retain(|_, range| range.owner != owner);
+    REMOVALS.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Whether `address` is in a range that was added.
@@ -74,10 +79,10 @@ pub(crate) fn forget(owner: usize) {
 /// Of ranges that overlap, the one that begins last decides; a "no" is always
 /// allowed.
 pub(crate) fn holds(address: usize) -> bool {
-    // Before the table: a removal after it makes the hit stale.
-    let removals = REMOVALS.load(Ordering::Acquire);
     let latest = LATEST.get();
-    if latest.removals == removals && (latest.start..latest.end).contains(&address) {
+    if latest.removals == REMOVALS.load(Ordering::Relaxed)
+        && (latest.start..latest.end).contains(&address)
+    {
         return true;
     }
     let ranges = RANGES.read();
@@ -86,7 +91,7 @@ pub(crate) fn holds(address: usize) -> bool {
         return false;
     };
     LATEST.set(Hit {
-        removals,
+        removals: REMOVALS.load(Ordering::Relaxed),
         start,
         end: range.end,
     });

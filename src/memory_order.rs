@@ -301,6 +301,28 @@ fn lengths_that_the_shim_keeps_are_those_of_completed_tasks() {
     });
 }
 
+/// The poller that asks about the last batch first may hear of the others from
+/// what the other poller has noted. The first question shows the submission.
+#[test]
+fn what_one_poller_notes_as_completed_is_so_for_the_other() {
+    model(|| {
+        let engine = Engine::new();
+        for call in CALLS {
+            engine.submit(call);
+        }
+        let engine = Arc::new(engine);
+        let poll = |engine: Arc<Engine>, tasks: [usize; 3]| {
+            for task in tasks {
+                engine.check(task, engine.get_transfer_status(task));
+            }
+        };
+        let other = Arc::clone(&engine);
+        let poller = thread::spawn(move || poll(other, [2, 2, 0]));
+        poll(engine, [0, 0, 2]);
+        poller.join().expect("no panic");
+    });
+}
+
 #[test]
 fn the_last_poller_frees_and_the_next_sub_batch_begins_anew() {
     model(|| {

@@ -10,6 +10,8 @@ build=$(cd "$build" && pwd)
 here=$build/aarch64
 log=$build/aarch64.log
 : >"$log"
+# What the caller has is for its own machine.
+unset MEMFABRIC_PUBLISHED_LIBRARY
 target=aarch64-unknown-linux-gnu
 
 part() { printf '\n-- aarch64: %s (after %d s)\n' "$*" "$SECONDS"; }
