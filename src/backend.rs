@@ -18,9 +18,10 @@ use crate::endpoint::Endpoint;
 use crate::error::{Code, Error};
 use crate::library::Library;
 use crate::memory::Region;
+use crate::process::{Process, watch_exit};
 use crate::published::{Pieces, PublishedBackend};
 use crate::suspects::Suspects;
-use crate::vendor::{self, PeerWatch, Process, check, set_log_level};
+use crate::vendor::{self, PeerWatch, check, set_log_level};
 
 /// What the backend calls a batch. 0 is as good an id as any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -423,6 +424,7 @@ impl SmemBackend {
         unsafe {
             watch.attach(library.smem_trans_set_peer_down_callback, instance.handle);
         }
+        watch_exit();
         Ok(Self {
             instance,
             _watch: watch,
@@ -512,8 +514,9 @@ impl Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        // A child after fork has the handle's memory, and nothing of what it is for.
-        if !self.process.is_current() {
+        // A child after fork has the handle's memory, and nothing of what it is for;
+        // at exit the library may be gone.
+        if !self.process.is_alive() {
             return;
         }
         // SAFETY: the handle is live and this is its last use; the transport

@@ -305,7 +305,7 @@ pub enum Error {
     },
     /// A range is still used by outstanding batches.
     #[error(
-        "memory range {address:#x} of {length} bytes stays registered until they are done: {batches} outstanding vendor batches still use it after {waited_ms} ms; do not free it"
+        "memory range {address:#x} of {length} bytes must not be freed yet: {batches} outstanding vendor batches still use it after {waited_ms} ms"
     )]
     RegionBusy {
         /// Its first byte.

@@ -68,7 +68,9 @@ impl Footprint {
     fn among(spans: &[Span], region: Region) -> bool {
         let next = spans.partition_point(|span| span.end <= region.address);
         let end = region.address.saturating_add(region.length);
-        spans.get(next).is_some_and(|span| span.start < end)
+        spans
+            .get(next)
+            .is_some_and(|span| span.start.max(region.address) < end)
     }
 
     fn sorted(&self) -> Vec<Span> {
@@ -121,6 +123,7 @@ mod tests {
             (0x30ff, 1, true),
             (0x3100, usize::MAX, false),
             (0, usize::MAX, true),
+            (0x1010, 0, false),
         ] {
             let asked = region(address, length);
             assert_eq!(footprint.touches(asked), touches, "{asked:x?}");

@@ -36,6 +36,7 @@ mod logging;
 pub mod memory;
 #[cfg(test)]
 mod memory_order;
+mod process;
 pub mod published;
 mod quiesce;
 mod recycle;

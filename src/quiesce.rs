@@ -10,6 +10,7 @@ use tracing::{debug, error, info, warn};
 use crate::batch::{Progress, VendorBatch};
 use crate::error::{Code, Error};
 use crate::memory::{Region, Regions};
+use crate::process::Process;
 use crate::sync::MutexGuard;
 use crate::transport::{State, Transport};
 
@@ -193,7 +194,7 @@ impl Transport {
     }
 
     /// Quiesces and takes the library down. Does nothing if not installed, and in
-    /// a child of the process that installed it.
+    /// a child of the process that installed it, or while the process exits.
     ///
     /// Where batches are left after the timeout, the backend may be able to end
     /// what they still do to this process's memory for certain; else they are.
@@ -205,7 +206,7 @@ impl Transport {
     /// tried again. Batches that had their time in an earlier wait are asked once
     /// more and not waited for again (C19).
     pub fn uninstall(&self) -> Result<(), Error> {
-        if self.is_of_another_process() {
+        if self.is_left_alone() {
             return Ok(());
         }
         {
@@ -261,17 +262,18 @@ impl Transport {
         waited.tasks = state.outstanding_tasks;
     }
 
-    /// Whether this is a child of the process that installed the transport. It has
-    /// none of the library's threads, and its locks may be held for ever.
-    pub fn is_of_another_process(&self) -> bool {
+    /// Whether this is a child of the process that installed the transport, which
+    /// has none of the library's threads and whose locks may be held for ever; or
+    /// the process exits, and the library may be gone.
+    pub fn is_left_alone(&self) -> bool {
         let process = self.process.load(Ordering::Relaxed);
-        process != 0 && process != std::process::id()
+        process != 0 && !Process(process).is_alive()
     }
 }
 
 impl Drop for Transport {
     fn drop(&mut self) {
-        if self.is_of_another_process() {
+        if self.is_left_alone() {
             std::mem::forget(std::mem::take(self.state.get_mut()));
             return;
         }

@@ -104,27 +104,24 @@ impl Transport {
     }
 
     /// Takes one registration of exactly this range back; the last one
-    /// deregisters it. A range that is not ours is fine and does nothing.
+    /// deregisters it. A range that is not registered makes no vendor call.
     ///
-    /// A range that an outstanding batch uses is waited for, up to the timeout;
-    /// a batch that had its time in an earlier wait is asked once more and not
-    /// waited for again, so that a teardown of many ranges takes one timeout
-    /// (C19). A range that stays in use is deregistered when its last batch ends.
+    /// A range that an outstanding batch uses is waited for, registered or not, up
+    /// to the timeout; a batch that had its time in an earlier wait is asked once
+    /// more and not waited for again, so that a teardown of many ranges takes one
+    /// timeout (C19). A registered range that stays in use is deregistered when its
+    /// last batch ends.
     ///
     /// # Errors
     ///
-    /// [`Error::RegionBusy`]: the range stays registered and must not be freed.
+    /// [`Error::RegionBusy`]: the range must not be freed.
     /// [`Error::Vendor`]: the library refused; the range counts as removed.
     pub fn deregister(&self, region: Region) -> Result<(), Error> {
         {
             let mut memory = self.memory_free_for(&[region]);
-            match memory.owners(region) {
-                Owners::None => return Ok(()),
-                Owners::Several => {
-                    memory.remove(region);
-                    return Ok(());
-                }
-                Owners::One | Owners::Condemned => {}
+            if memory.owners(region) == Owners::Several {
+                memory.remove(region);
+                return Ok(());
             }
         }
         let begun = Instant::now();
@@ -138,6 +135,16 @@ impl Transport {
                 (Ok(_), Owners::Several) => {
                     memory.remove(region);
                     return Ok(());
+                }
+                // Batches may use memory that is not registered, and memory whose
+                // refused removal was made up for.
+                (Ok(_), Owners::None) if waited.batches > 0 => {
+                    return Err(Error::RegionBusy {
+                        address: region.address,
+                        length: region.length,
+                        batches: waited.batches,
+                        waited_ms: waited.elapsed.as_millis(),
+                    });
                 }
                 (_, Owners::None) | (Err(_), _) => return Ok(()),
             };

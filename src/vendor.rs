@@ -19,6 +19,7 @@ use crate::endpoint::{MAX_BYTES, excerpt};
 use crate::error::{Code, Error};
 use crate::limit::Limiter;
 use crate::memory::Region;
+use crate::process::Process;
 use crate::suspects::Suspects;
 
 /// Turns a vendor code into a `Result` that names the call.
@@ -45,20 +46,6 @@ pub(crate) fn set_log_level(function: abi::smem_set_log_level, level: LogLevel) 
     let code = Code(unsafe { function(level) });
     if !code.is_ok() {
         warn!(level, %code, "smem_set_log_level failed, the library keeps its own level");
-    }
-}
-
-/// The process that something belongs to: a child after fork has a copy of it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Process(u32);
-
-impl Process {
-    pub(crate) fn current() -> Self {
-        Self(std::process::id())
-    }
-
-    pub(crate) fn is_current(self) -> bool {
-        self.0 == std::process::id()
     }
 }
 
@@ -161,8 +148,8 @@ impl PeerWatch {
 
 impl Drop for PeerWatch {
     fn drop(&mut self) {
-        // In a child after fork, the lock may be held by a thread that is not there.
-        if self.process.is_current() {
+        // In a child after fork the lock may be held by a thread that is not there.
+        if self.process.is_alive() {
             WATCHES.lock().by_number.remove(&self.number);
         }
     }

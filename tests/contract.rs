@@ -1117,7 +1117,10 @@ fn a_range_that_stays_busy_stays_registered() {
         .deregister(RANGE)
         .expect_err("the batch never ends");
     assert_eq!(error.status(), Status::InternalError);
-    assert!(error.to_string().contains("do not free it"), "{error}");
+    assert!(
+        error.to_string().contains("must not be freed yet"),
+        "{error}"
+    );
     transport.deregister(idle).expect("nobody uses this one");
     let queries = backend.queries(0);
     transport.deregister(RANGE).expect_err("still busy");

@@ -68,6 +68,26 @@ fn a02_a_refused_removal_is_made_up_for_when_the_last_batch_ends() {
 }
 
 #[test]
+fn a02_a_range_that_is_not_registered_any_more_is_in_use_all_the_same() {
+    let (transport, backend) = installed_with(Duration::from_millis(50));
+    let first = refused_removal(&transport);
+    backend.answer_always(0, done(0));
+    assert_eq!(poll_to_the_end(&transport, &first), completed(8));
+    assert_eq!(removals(&backend), 1, "made up for");
+    // The caller, who was told "busy", goes on with it and asks again later.
+    let second = transport.allocate(1);
+    submit(&transport, &second, &[read(0, RANGE.address, 0x9000, 8)]).expect("accepted");
+    let error = transport.deregister(RANGE).expect_err("it is in use again");
+    assert!(
+        matches!(error, Error::RegionBusy { batches: 1, .. }),
+        "{error}"
+    );
+    backend.answer_always(1, done(0));
+    transport.deregister(RANGE).expect("not in use any more");
+    assert_eq!(removals(&backend), 1);
+}
+
+#[test]
 fn a02_registering_over_a_refused_removal_is_refused_while_it_is_in_use() {
     for again in [RANGE, LONGER] {
         let (transport, backend) = installed();

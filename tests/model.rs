@@ -286,7 +286,7 @@ fn the_picture_of_memory_calls_what_may_not_be() {
     };
     assert_eq!(fault(&over), "");
     type Events<'a> = &'a dyn Fn(&mut Picture);
-    let cases: [(&str, Events); 8] = [
+    let cases: [(&str, Events); 9] = [
         ("has the result -1", &|picture| {
             picture.result_given(LIFE, 7, -1);
         }),
@@ -316,12 +316,26 @@ fn the_picture_of_memory_calls_what_may_not_be() {
                     address: 0x20_0000,
                     ..RANGE
                 };
-                picture.accepted(LIFE, 9, &batch("a peer", other.address), "oneself");
-                picture.told_busy(LIFE, other, true);
+                let over_it = Region {
+                    address: other.address - 8,
+                    ..RANGE
+                };
                 picture.registered(LIFE, &[other]);
                 picture.told_registered(LIFE, &[other]);
+                picture.accepted(LIFE, 9, &batch("a peer", other.address), "oneself");
+                picture.told_busy(LIFE, other, true);
+                picture.registered(LIFE, &[over_it]);
+                picture.told_registered(LIFE, &[over_it]);
             },
         ),
+        ("is said to be free, batch 9 may still write", &|picture| {
+            let other = Region {
+                address: 0x20_0000,
+                ..RANGE
+            };
+            picture.accepted(LIFE, 9, &batch("a peer", other.address), "oneself");
+            picture.told_removed(LIFE, other);
+        }),
         ("the library does not have it", &|picture| {
             picture.stopped(LIFE, 7);
             picture.deregistered(LIFE, RANGE.address);

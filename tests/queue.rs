@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::blocking::{Blocking, Copied, answer_about};
-use common::emulator::Process;
+use common::emulator::{Process, say};
 use common::*;
 use memfabric_transport::published::{Pace, Queued};
 use memfabric_transport::{
@@ -1122,6 +1122,8 @@ unsafe extern "C" {
     fn fork() -> i32;
     fn _exit(status: i32) -> !;
     fn waitpid(process: i32, status: *mut i32, options: i32) -> i32;
+    fn atexit(function: extern "C" fn()) -> i32;
+    fn exit(status: i32) -> !;
 }
 
 #[test]
@@ -1163,6 +1165,72 @@ fn forking() {
     assert_eq!(status, 0, "the child");
     unproven.library.answer(PEER_B, 0);
     ends(&unproven.queue, id, 0);
+}
+
+/// The library of a process that exits.
+static LIBRARY: std::sync::OnceLock<Blocking> = std::sync::OnceLock::new();
+
+/// Stands for the library's destructors, under which a copy would crash.
+extern "C" fn destroy_the_library() {
+    let library = LIBRARY.get().expect("there is one");
+    let (begun, running) = (library.all_begun(), library.is_running());
+    say(&format!(
+        "destroyed after {begun} copies, running: {running}"
+    ));
+}
+
+/// Ends the copy, but not before the exit waits for it.
+extern "C" fn end_the_copy_soon() {
+    thread::spawn(|| {
+        thread::sleep(Duration::from_millis(100));
+        LIBRARY.get().expect("there is one").answer(PEER_A, 0);
+    });
+}
+
+/// Exits with 7 while a copy is in the library and another one waits.
+fn exit_in_a_copy(that_ends: bool) -> ! {
+    // SAFETY: the function stays.
+    unsafe { atexit(destroy_the_library) };
+    let library = LIBRARY.get_or_init(Blocking::new);
+    let queue = Queued::new(library.clone(), Duration::ZERO);
+    let mut batches = [batch(PEER_A, 0), batch(PEER_A, 1)];
+    for batch in &mut batches {
+        queue.vouched_submit(batch).expect("accepted");
+    }
+    library.begun(PEER_A, 1);
+    if that_ends {
+        // Runs first, for it is the latest.
+        // SAFETY: the function stays.
+        unsafe { atexit(end_the_copy_soon) };
+    }
+    // SAFETY: this function does not return, so that all of it stays.
+    unsafe { exit(7) }
+}
+
+#[test]
+fn a16_an_exit_waits_for_the_copy_that_is_in_the_library() {
+    let (status, said) = Process::start("exiting_in_a_copy", &[]).ended();
+    assert_eq!(said, ["destroyed after 1 copies, running: false"]);
+    assert_eq!(status, Some(7));
+}
+
+#[test]
+#[ignore = "the process of a16_an_exit_waits_for_…"]
+fn exiting_in_a_copy() {
+    exit_in_a_copy(true);
+}
+
+#[test]
+fn a16_an_exit_in_a_copy_that_never_ends_leaves_the_destructors_out() {
+    let (status, said) = Process::start("exiting_in_a_stuck_copy", &[]).ended();
+    assert_eq!(said, [""; 0]);
+    assert_eq!(status, Some(7));
+}
+
+#[test]
+#[ignore = "the process of a16_an_exit_in_a_copy_that_never_ends_…"]
+fn exiting_in_a_stuck_copy() {
+    exit_in_a_copy(false);
 }
 
 /// Takes what is left of the address space, so that no thread gets a stack.

@@ -22,8 +22,9 @@ use crate::device;
 use crate::endpoint::{Endpoint, Host};
 use crate::error::{Code, Error};
 use crate::memory::Region;
+use crate::process::Process;
 use crate::suspects::Suspects;
-use crate::vendor::{self, PeerWatch, Process, check, set_log_level};
+use crate::vendor::{self, PeerWatch, check, set_log_level};
 
 /// See the module.
 pub struct Instance {
@@ -310,8 +311,9 @@ impl Handle {
     /// No call about the handle is being made or is made afterwards: the library
     /// hangs if one is \[pub\].
     unsafe fn destroy(&self) {
-        // A child after fork has the handle's memory, and nothing of what it is for.
-        if self.process.is_current() && !self.destroyed.swap(true, Ordering::Relaxed) {
+        // A child after fork has the handle's memory, and nothing of what it is for;
+        // at exit the library may be gone.
+        if self.process.is_alive() && !self.destroyed.swap(true, Ordering::Relaxed) {
             // SAFETY: the handle is live and this is its last use.
             unsafe { (self.library.smem_trans_destroy)(self.handle.as_ptr(), 0) };
         }

@@ -24,7 +24,7 @@ use crate::backend::{Backend, BatchId, CopyBatch, Opcode, Query, Refused};
 use crate::endpoint::Endpoint;
 use crate::error::{Code, Error};
 use crate::memory::Region;
-use crate::vendor::Process;
+use crate::process::{Process, watch_exit};
 
 /// Most workers: the library has no more peers, so none waits for another's.
 const MOST_WORKERS: usize = abi::SMEM_TRANS_RANK_COUNT_MAX;
@@ -157,6 +157,7 @@ impl<L: Synchronous> Queued<L> {
 
     /// As [`Self::new`], at another pace.
     pub fn with_pace(library: L, pace: Pace) -> Self {
+        watch_exit();
         Self {
             shared: Arc::new(Shared::new(library, pace)),
             process: Process::current(),
@@ -268,9 +269,10 @@ impl<L: Synchronous> Drop for Queued<L> {
     /// Waits for the calls that are being made: the library must not end under
     /// them.
     fn drop(&mut self) {
-        if !self.process.is_current() {
+        if !self.process.is_alive() {
             // A child after fork has neither the workers nor the library's threads,
-            // and any lock may be held by one of them: all is left as it is.
+            // and any lock may be held by one of them. At exit a worker may be in
+            // the library for long. All is left as it is.
             mem::forget(Arc::clone(&self.shared));
             return;
         }

@@ -17,6 +17,7 @@ use super::queue::{Pace, Pieces, Synchronous};
 use crate::endpoint::Endpoint;
 use crate::error::Code;
 use crate::limit::Limiter;
+use crate::process;
 
 /// First and longest pause before a transfer is tried again.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -219,6 +220,10 @@ impl<L: Synchronous> Shared<L> {
         if queues.closed {
             return None;
         }
+        let Some(_call) = process::Call::begin() else {
+            self.close(queues);
+            return None;
+        };
         queues.calls += 1;
         let code = MutexGuard::unlocked(queues, || {
             // SAFETY: the caller's conditions are the same.

@@ -168,6 +168,12 @@ impl Blocking {
         });
     }
 
+    /// Whether a copy runs.
+    pub fn is_running(&self) -> bool {
+        let inner = self.0.inner.lock();
+        inner.lanes.values().any(|lane| lane.running)
+    }
+
     /// Those that hold it: the test, and a queue with its workers.
     pub fn holders(&self) -> usize {
         Arc::strong_count(&self.0)

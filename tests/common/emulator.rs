@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // calls functions of shared objects
 
 use std::ffi::{CStr, CString, c_char, c_int};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -310,6 +310,17 @@ impl Process {
         self.hang_up();
         let status = self.child.wait().expect("it is a child");
         assert!(status.success(), "the process ended with {status}");
+    }
+
+    /// Ends its input; its exit status, None if a signal ended it, and the rest of
+    /// what it said.
+    pub fn ended(mut self) -> (Option<i32>, Vec<String>) {
+        self.hang_up();
+        let lines = self.output.by_ref().lines();
+        let lines = lines.map(|line| line.expect("its output is text"));
+        let said = lines.filter_map(|line| Some(line.split_once(MARK)?.1.to_owned()));
+        let said = said.collect();
+        (self.child.wait().expect("it is a child").code(), said)
     }
 
     pub fn kill(mut self) {

@@ -21,8 +21,6 @@ pub struct Picture {
     held: Vec<(usize, Region)>,
     /// What they wanted to be removed and were told is busy.
     refused: Vec<(usize, Region)>,
-    /// What was taken out of the vendor's tables, and when.
-    taken_out: Vec<(usize, Region, u64)>,
     unmapped: Vec<Unmapped>,
     fault: Option<String>,
 }
@@ -135,8 +133,6 @@ impl Picture {
             return;
         };
         let region = self.entries.swap_remove(place).region;
-        let at = self.tick();
-        self.taken_out.push((life, region, at));
         if let Some(access) = self.access_to(life, region, u64::MAX) {
             let what = format!("{} is deregistered, {access}", show(region));
             self.wrong(what);
@@ -187,17 +183,17 @@ impl Picture {
                         && entry.since < unmapped.at
                         && common(entry.region, other).is_some()
                 };
+                if let Some(access) = self.access_to(life, other, unmapped.at) {
+                    wrong.get_or_insert(format!(
+                        "{} is said to be registered, {access} as it was before it was unmapped",
+                        show(*region)
+                    ));
+                }
                 if let Some(entry) = self.entries.iter().find(of_old) {
                     wrong.get_or_insert(format!(
                         "{} is said to be registered, the library has {} from before it was unmapped",
                         show(*region),
                         show(entry.region)
-                    ));
-                }
-                if let Some(access) = self.access_to(life, other, unmapped.at) {
-                    wrong.get_or_insert(format!(
-                        "{} is said to be registered, {access} as it was before it was unmapped",
-                        show(*region)
                     ));
                 }
             }
@@ -217,19 +213,9 @@ impl Picture {
             }
         } else if let Some(place) = self.refused.iter().position(|refused| *refused == this) {
             self.refused.swap_remove(place);
-        } else {
-            // Was never registered: nothing is said about it.
-            return;
         }
         let still = self.entries.iter().any(|entry| entry.is(life, region));
-        // What began after the library gave it up is the use of memory that is not
-        // registered. About that nothing is said, and its caller waits for it.
-        let of_it = |taken: &&(usize, Region, u64)| (taken.0, taken.1) == this;
-        let taken_out = self.taken_out.iter().rev().find(of_it);
-        let before = taken_out
-            .filter(|_| !still)
-            .map_or(u64::MAX, |taken| taken.2);
-        if let Some(access) = self.access_to(life, region, before) {
+        if let Some(access) = self.access_to(life, region, u64::MAX) {
             let what = format!("{} is said to be free, {access}", show(region));
             self.wrong(what);
         }
@@ -250,9 +236,11 @@ impl Picture {
         let this = (life, region);
         if let Some(place) = self.held.iter().position(|held| *held == this) {
             self.held.swap_remove(place);
+            self.refused.push(this);
+        } else if !self.refused.contains(&this) {
+            // Not registered: there is nothing to forget.
+            return;
         }
-        self.refused.retain(|refused| *refused != this);
-        self.refused.push(this);
         if granted {
             self.unmap(life, region);
         }

@@ -135,7 +135,7 @@ impl Batch {
     fn uses(&self, range: Region) -> bool {
         self.uses.iter().any(|(address, length)| {
             let begin = (*address).max(range.address);
-            let end = (address + length).min(range.address + range.length);
+            let end = (address + length).min(range.address.saturating_add(range.length));
             begin < end
         })
     }
@@ -904,7 +904,7 @@ impl Model {
         let registrations = lane.registered.iter().filter(|known| **known == range);
         let registrations = registrations.count();
         let condemned = lane.condemned.contains(&range);
-        if !lane.installed || registrations == 0 && !condemned {
+        if !lane.installed {
             return Ok((Ok(()), Vec::new()));
         }
         let remove_one = |registered: &mut Vec<Region>| {
@@ -921,17 +921,18 @@ impl Model {
         let lane = &mut self.lanes[who];
         remove_one(&mut lane.registered);
         lane.condemned.retain(|known| *known != range);
+        let ours = registrations == 1 || condemned;
         let mut expected = asked_as_calls(&waited.asked);
-        if left.is_empty() {
-            expected.push(Call::Deregister(range.address));
-        } else {
-            lane.condemned.push(range);
+        match left.is_empty() {
+            true if ours => expected.push(Call::Deregister(range.address)),
+            false if ours => lane.condemned.push(range),
+            _ => {}
         }
         expected.extend(self.made_up_for(who, any_ended(&expected), &[]));
         let outcome = match refuse {
             _ if !left.is_empty() => Err(self.busy(range, left.len())),
-            None => Ok(()),
-            Some(code) => Err(refused("smem_trans_deregister_mem", code)),
+            Some(code) if ours => Err(refused("smem_trans_deregister_mem", code)),
+            _ => Ok(()),
         };
         Ok((outcome, expected))
     }
