@@ -315,8 +315,7 @@ function(memfabric_add_core)
     "memfabric-transport/src/bridge.rs.h"
     -p
     memfabric-transport
-    --lib
-    --no-default-features)
+    --lib)
 
   # What the standard library needs is the compiler's to say.
   set(target_option "")

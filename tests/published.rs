@@ -1011,13 +1011,25 @@ fn a01_memory_of_a_peer_that_is_forgotten_is_free_when_the_transport_ends() {
     }
 }
 
-#[cfg(feature = "cli")]
+/// The `memfabric` command, which `cargo test --workspace` builds.
+fn built_command() -> std::path::PathBuf {
+    let program = std::env::current_exe().expect("the running program has a path");
+    let folder = program.ancestors().nth(2).expect("it is in `deps`");
+    let command = folder.join("memfabric");
+    assert!(
+        command.exists(),
+        "{} is not built: cargo build -p memfabric",
+        command.display()
+    );
+    command
+}
+
 #[test]
 fn a_trace_is_replayed_over_the_library_without_a_mismatch() {
     if !enter("a_trace_is_replayed_over_the_library_without_a_mismatch") {
         return;
     }
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_memfabric"));
+    let mut command = std::process::Command::new(built_command());
     command
         .args(["replay", "--requests=40"])
         .args(["--block-bytes=4KiB", "--pool-bytes=8MiB", "--library"])

@@ -47,7 +47,9 @@ cargo fmt --all --check
 git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format --dry-run --Werror
 cargo clippy --locked --workspace --all-targets -- -D warnings
 RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps
-cargo check --locked --no-default-features -p memfabric-transport --lib
+[[ $(cargo tree --locked -p memfabric-transport -e normal --depth 1 --prefix none |
+    tail -n +2 | cut -d ' ' -f 1 | sort | xargs) == \
+    'cxx libloading parking_lot thiserror tracing' ]]
 
 step 'The core and the command'
 cargo test --locked --workspace --no-fail-fast 2>&1 | tee "$build/cargo-test.log"
@@ -66,11 +68,11 @@ cargo test --locked --no-fail-fast \
 
 step 'The orders of the paths without a lock'
 RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$build/loom cargo test --locked \
-    --release --no-default-features --lib memory_order 2>&1 |
+    --release --lib memory_order 2>&1 |
     tee "$build/loom.log"
 if rustup component add miri rust-src --toolchain nightly; then
     CARGO_TARGET_DIR=$build/miri MIRIFLAGS='-Zmiri-disable-isolation' \
-        cargo +nightly miri test --locked --no-default-features --lib -- \
+        cargo +nightly miri test --locked --lib -- \
         memory_order 2>&1 | tee "$build/miri.log"
 else
     echo 'skipped Miri: it cannot be had for a nightly Rust' | tee "$build/miri.log"

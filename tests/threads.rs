@@ -11,7 +11,7 @@
 //! ```text
 //! RUSTFLAGS="-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer" \
 //! TSAN_OPTIONS=suppressions=tests/tsan.supp \
-//!     cargo +nightly test --locked --no-default-features --test threads \
+//!     cargo +nightly test --locked --test threads \
 //!     --target x86_64-unknown-linux-gnu -- --test-threads=1 --skip emulator
 //! ```
 //!

@@ -3,11 +3,6 @@
 //!
 //! The damaged ones at the end are the same in each run; more of them with
 //! `PROPTEST_CASES=10000 cargo test --release --locked --test integrate damaged`.
-#![cfg(feature = "cli")]
-
-#[path = "../src/bin/memfabric/integrate/edits.rs"]
-#[allow(dead_code)]
-mod edits;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use edits::{EDITS, MARK, Place, When};
+use memfabric::integrate::edits::{EDITS, Edit, MARK, Place, When};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::RngSeed;
@@ -340,7 +335,7 @@ impl Run {
 /// Sources that the command takes for this transport's.
 fn make_source(directory: &Path) {
     fs::create_dir_all(directory).expect("makes directories");
-    let manifest = format!("[package]\nname = \"{}\"\n", env!("CARGO_PKG_NAME"));
+    let manifest = "[package]\nname = \"memfabric-transport\"\n";
     fs::write(directory.join("Cargo.toml"), manifest).expect("writes");
     fs::write(directory.join("CMakeLists.txt"), "").expect("writes");
 }
@@ -631,7 +626,7 @@ fn the_diff_is_what_integrating_changes() {
 }
 
 /// The edits that have an anchor, each with a checkout that has a place for it.
-fn anchored() -> impl Iterator<Item = (&'static edits::Edit, Checkout)> {
+fn anchored() -> impl Iterator<Item = (&'static Edit, Checkout)> {
     EDITS
         .iter()
         .filter(|edit| edit.place != Place::End)
@@ -863,7 +858,8 @@ fn sources_inside_the_checkout_are_named_relative_to_it() {
 fn the_sources_are_where_the_command_was_built_unless_told() {
     let checkout = Checkout::new(PINNED);
     checkout.run(&[]).succeeds();
-    let built = format!("      \"{}\"\n", env!("CARGO_MANIFEST_DIR"));
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    let built = format!("      \"{}\"\n", top.expect("the workspace").display());
     let text = checkout.read(TRANSPORTS);
     assert!(text.contains(&built), "no {built:?} in {text}");
 }

@@ -1,12 +1,9 @@
 //! The `memfabric` command.
 
-mod doctor;
-mod integrate;
-mod replay;
-
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use memfabric::{doctor, integrate, replay};
 
 /// MemFabric transport for Mooncake TENT
 #[derive(Parser)]

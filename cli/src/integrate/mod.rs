@@ -1,6 +1,6 @@
 //! `memfabric integrate`: what Mooncake itself needs, put in and taken out.
 
-mod edits;
+pub mod edits;
 mod survey;
 mod text;
 mod tree;
@@ -374,24 +374,21 @@ fn diff(changes: &[Change]) -> String {
 
 /// Whether a directory is this package's.
 fn is_this_transport(directory: &Path) -> bool {
-    let name = concat!("name = \"", env!("CARGO_PKG_NAME"), "\"");
+    let name = "name = \"memfabric-transport\"";
     fs::read_to_string(directory.join("Cargo.toml"))
         .is_ok_and(|manifest| manifest.lines().any(|line| line.trim() == name))
 }
 
 /// This transport's sources, as the edited CMake file names them.
 fn source_in_cmake(tree: &Tree, args: &Args) -> Result<String, Problem> {
-    let built_in = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let built_in = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let directory = args.source.as_deref().unwrap_or(built_in);
     let not_source = |sign| Problem::NotSource {
         path: directory.to_owned(),
         sign,
     };
     if !is_this_transport(directory) {
-        return Err(not_source(concat!(
-            "Cargo.toml of ",
-            env!("CARGO_PKG_NAME")
-        )));
+        return Err(not_source("Cargo.toml of memfabric-transport"));
     }
     if !directory.join("CMakeLists.txt").is_file() {
         return Err(not_source("CMakeLists.txt"));

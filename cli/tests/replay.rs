@@ -1,5 +1,4 @@
 //! `memfabric replay` with the emulator: two processes, real bytes.
-#![cfg(feature = "cli")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,9 +1,4 @@
 //! `memfabric doctor`, on machines made up in a temporary directory.
-#![cfg(feature = "cli")]
-
-#[path = "../src/bin/memfabric/integrate/edits.rs"]
-#[allow(dead_code)]
-mod edits;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-use edits::{EDITS, When};
+use memfabric::integrate::edits::{EDITS, When};
 use memfabric_transport::{Library, published};
 use serde_json::Value;
 
