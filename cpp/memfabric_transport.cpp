@@ -88,13 +88,9 @@ void writeToGlog(int32_t severity, rust::Str file, uint32_t line,
 
 // What is really there: TENT's typed getters turn a value of another type into
 // the default, or wrap it, without a word.
-memfabric::Setting setting(const Config *conf, const char *name) {
+memfabric::Setting setting(const rust::String &path, const json &value) {
     using memfabric::SettingKind;
-    memfabric::Setting result{SettingKind::Absent, {}, 0};
-    if (!conf) return result;
-    const std::string path = std::string("transports/memfabric/") + name;
-    if (!conf->contains(path)) return result;
-    const auto value = conf->get<json>(path, json());
+    memfabric::Setting result{path, SettingKind::Other, {}, 0};
     if (value.is_string()) {
         result.kind = SettingKind::Text;
         result.text = rust::String::lossy(value.get<std::string>());
@@ -104,8 +100,18 @@ memfabric::Setting setting(const Config *conf, const char *name) {
         result.kind = SettingKind::Integer;
         result.integer = value.get<int64_t>();
     } else {
-        result.kind = SettingKind::Other;
         result.text = value.dump();
+    }
+    return result;
+}
+
+memfabric::Settings settingsOf(const Config *conf) {
+    memfabric::Settings result;
+    if (!conf) return result;
+    for (auto &path : memfabric::settingPaths()) {
+        const std::string key(path);
+        if (!conf->contains(key)) continue;
+        result.keys.push_back(setting(path, conf->get<json>(key, json())));
     }
     return result;
 }
@@ -393,7 +399,7 @@ namespace {
 MemFabricTransport::MemFabricTransport() : impl_(std::make_unique<Impl>()) {}
 
 MemFabricTransport::~MemFabricTransport() {
-    if (impl_->core->isForkedCopy()) {
+    if (impl_->core->isLeftAlone()) {
         // The library, its threads and the locks are the parent's.
         (void)impl_.release();
         return;
@@ -417,19 +423,10 @@ Status MemFabricTransport::install(std::string &local_segment_name,
         memfabric::setLogSink(writeToGlog);
         const std::lock_guard lock(impl_->lifecycle);
         const auto local = metadata->segmentManager().getLocal();
-        const memfabric::Settings settings{
-            setting(conf.get(), "protocol"),
-            setting(conf.get(), "transfer_timeout_ms"),
-            setting(conf.get(), "need_retry_code"),
-            setting(conf.get(), "abi"),
-            setting(conf.get(), "store_url"),
-            setting(conf.get(), "store_host"),
-            setting(conf.get(), "role"),
-            setting(conf.get(), "nic"),
-            setting(conf.get(), "visibility_patience_ms"),
-            rust::String::lossy(local->rpc_server_addr),
-            rust::String::lossy(local_segment_name),
-            FLAGS_minloglevel};
+        memfabric::Settings settings = settingsOf(conf.get());
+        settings.rpc_server_addr = rust::String::lossy(local->rpc_server_addr);
+        settings.local_segment_name = rust::String::lossy(local_segment_name);
+        settings.log_level = FLAGS_minloglevel;
         CHECK_STATUS(toStatus(impl_->core->install(settings)));
 
         auto &services = impl_->services;
@@ -456,7 +453,7 @@ Status MemFabricTransport::install(std::string &local_segment_name,
 
 Status MemFabricTransport::uninstall() {
     return guard("uninstall", [this] {
-        if (impl_->core->isForkedCopy()) return Status::OK();
+        if (impl_->core->isLeftAlone()) return Status::OK();
         const std::lock_guard lock(impl_->lifecycle);
         return impl_->takeDown();
     });

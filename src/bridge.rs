@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use tracing::Level;
 
-use crate::backend::Opcode;
-use crate::batch::{TaskState, TaskStatus};
-use crate::config::{Config, LogLevel, TentSettings, Value};
+use crate::config::{Config, LogLevel, TentSettings, Value, table};
 use crate::error::{Error, Status};
-use crate::{batch, device, logging, memory, published, transport};
+use crate::process::Process;
+use crate::vendor::cann;
+use crate::{batch, logging, region, task, transport};
 
 #[cxx::bridge(namespace = "mooncake::tent::memfabric")]
 mod ffi {
@@ -28,7 +28,6 @@ mod ffi {
 
     /// What a value of TENT's configuration is.
     enum SettingKind {
-        Absent,
         Text,
         Integer,
         /// Anything else, as JSON in `text`.
@@ -36,6 +35,7 @@ mod ffi {
     }
 
     struct Setting {
+        path: String,
         kind: SettingKind,
         text: String,
         integer: i64,
@@ -43,15 +43,8 @@ mod ffi {
 
     /// What TENT knows at install.
     struct Settings {
-        protocol: Setting,
-        transfer_timeout_ms: Setting,
-        need_retry_code: Setting,
-        abi: Setting,
-        store_url: Setting,
-        store_host: Setting,
-        role: Setting,
-        nic: Setting,
-        visibility_patience_ms: Setting,
+        /// Those of `settingPaths()` that are set.
+        keys: Vec<Setting>,
         rpc_server_addr: String,
         local_segment_name: String,
         /// glog's FLAGS_minloglevel.
@@ -99,18 +92,21 @@ mod ffi {
         type SubBatch;
 
         fn newTransport() -> Box<Transport>;
+        /// What `install` looks for, below "transports/memfabric/".
+        #[cxx_name = "settingPaths"]
+        fn setting_paths() -> Vec<String>;
         fn install(self: &Transport, settings: &Settings) -> Outcome;
         /// `ip:port`; empty if not installed.
         fn endpoint(self: &Transport) -> String;
         /// Whether the protocol of the latest install reaches device memory.
         #[cxx_name = "reachesDevices"]
         fn reaches_devices(self: &Transport) -> bool;
-        /// Whether this process is a child, by fork, of the one that installed
-        /// it. The library's threads are not in it, and its locks may be held by
-        /// them: nothing may be taken down there. `deregisterMemory`, `quiesce`
-        /// and `uninstall` do nothing then, and dropping it leaks it.
-        #[cxx_name = "isForkedCopy"]
-        fn is_forked_copy(self: &Transport) -> bool;
+        /// Whether this process is a child, by fork, of the one that installed it,
+        /// without the library's threads and with locks that they may hold; or
+        /// exits, when the library may be gone. `deregisterMemory`, `quiesce` and
+        /// `uninstall` do nothing then, and dropping it leaks it.
+        #[cxx_name = "isLeftAlone"]
+        fn is_left_alone(self: &Transport) -> bool;
         #[cxx_name = "registerMemory"]
         fn register(self: &Transport, regions: &[Region]) -> Outcome;
         #[cxx_name = "deregisterMemory"]
@@ -159,31 +155,9 @@ mod ffi {
     }
 }
 
-use ffi::{Outcome, Peer, Polled, Region, Request, Setting, SettingKind, Settings};
+mod convert;
 
-impl Outcome {
-    fn ok() -> Self {
-        Self {
-            code: Status::Ok as u16,
-            message: String::new(),
-        }
-    }
-}
-
-impl From<Error> for Outcome {
-    fn from(error: Error) -> Self {
-        Self {
-            code: error.status() as u16,
-            message: error.to_string(),
-        }
-    }
-}
-
-impl From<Result<(), Error>> for Outcome {
-    fn from(result: Result<(), Error>) -> Self {
-        result.map_or_else(Self::from, |()| Self::ok())
-    }
-}
+use ffi::{Outcome, Peer, Polled, Region, Request, Settings};
 
 /// Turns a panic into an error that names the method.
 fn guard<T>(method: &'static str, body: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
@@ -220,7 +194,7 @@ fn newTransport() -> Box<Transport> {
 
 impl Drop for Transport {
     fn drop(&mut self) {
-        if self.is_forked_copy() {
+        if self.is_left_alone() {
             return;
         }
         let owner = self.owner();
@@ -228,7 +202,7 @@ impl Drop for Transport {
             // SAFETY: this is the only place that takes the value out, and it
             // runs once.
             drop(unsafe { ManuallyDrop::take(&mut self.core) });
-            device::all_removed(owner);
+            cann::all_removed(owner);
             Ok(())
         });
         if let Err(error) = teardown {
@@ -242,22 +216,17 @@ impl Transport {
         guard("install", || {
             let level = log_level(settings.log_level);
             logging::start(write_to_host, level);
-            let tent = TentSettings {
-                protocol: Value::from(&settings.protocol),
-                transfer_timeout_ms: Value::from(&settings.transfer_timeout_ms),
-                need_retry_code: Value::from(&settings.need_retry_code),
-                abi: Value::from(&settings.abi),
-                published: published::TentSettings {
-                    store_url: Value::from(&settings.store_url),
-                    store_host: Value::from(&settings.store_host),
-                    role: Value::from(&settings.role),
-                    nic: Value::from(&settings.nic),
-                    visibility_patience_ms: Value::from(&settings.visibility_patience_ms),
-                },
+            let mut tent = TentSettings {
                 log_level: level,
                 rpc_server_addr: settings.rpc_server_addr.clone(),
                 local_segment_name: settings.local_segment_name.clone(),
+                ..TentSettings::default()
             };
+            for setting in &settings.keys {
+                if let Some(known) = table::find(&setting.path) {
+                    tent.set(known, Value::from(setting));
+                }
+            }
             let config = Config::resolve(Config::process_environment, &tent)?;
             // Before the first vendor call. A child's attempt to install what its
             // parent has installed changes nothing.
@@ -287,9 +256,9 @@ impl Transport {
         self.devices.load(Ordering::Relaxed)
     }
 
-    fn is_forked_copy(&self) -> bool {
+    fn is_left_alone(&self) -> bool {
         let process = self.process.load(Ordering::Relaxed);
-        process != 0 && process != std::process::id()
+        process != 0 && !Process(process).is_alive()
     }
 
     /// Tells its regions from another transport's: C++ owns a box, which stays
@@ -300,14 +269,14 @@ impl Transport {
 
     fn register(&self, regions: &[Region]) -> Outcome {
         guard("addMemoryBuffer", || {
-            let regions: Vec<_> = regions.iter().map(memory::Region::from).collect();
+            let regions: Vec<_> = regions.iter().map(region::Region::from).collect();
             // SAFETY: the engine keeps registered memory mapped until it was removed,
             // as TENT asks of those who register with it.
             unsafe { self.core.register(&regions) }?;
-            device::registered(&regions, self.owner());
+            cann::registered(&regions, self.owner());
             if self.core.endpoint().is_none() {
                 // Uninstalled in between, by a call that may have been here first.
-                device::all_removed(self.owner());
+                cann::all_removed(self.owner());
             }
             Ok(())
         })
@@ -317,11 +286,11 @@ impl Transport {
     fn deregister(&self, region: &Region) -> Outcome {
         guard("removeMemoryBuffer", || {
             let region = region.into();
-            if self.is_forked_copy() {
+            if self.is_left_alone() {
                 return Ok(());
             }
             // First, for the engine takes the memory for free whatever the answer.
-            device::removed(&region);
+            cann::removed(&region);
             self.core.deregister(region)
         })
         .into()
@@ -359,8 +328,8 @@ impl Transport {
 
     fn submit(&self, sub_batch: &SubBatch, peers: &[Peer], requests: &[Request]) -> Outcome {
         guard("submitTransferTasks", || {
-            let peers = peers.iter().map(batch::Described::from);
-            let requests = requests.iter().map(batch::Request::from);
+            let peers = peers.iter().map(task::Described::from);
+            let requests = requests.iter().map(task::Request::from);
             // SAFETY: TENT asks of its callers that a request's local memory stays
             // usable until the task is terminal.
             unsafe { self.core.submit_described(&sub_batch.0, peers, requests) }
@@ -394,7 +363,7 @@ impl Transport {
     }
 
     fn quiesce(&self) -> Outcome {
-        guard("quiesce", || match self.is_forked_copy() {
+        guard("quiesce", || match self.is_left_alone() {
             true => Ok(()),
             false => self.core.quiesce(),
         })
@@ -403,11 +372,11 @@ impl Transport {
 
     fn uninstall(&self) -> Outcome {
         guard("uninstall", || {
-            if self.is_forked_copy() {
+            if self.is_left_alone() {
                 return Ok(());
             }
             self.core.uninstall()?;
-            device::all_removed(self.owner());
+            cann::all_removed(self.owner());
             self.process.store(0, Ordering::Relaxed);
             Ok(())
         })
@@ -445,18 +414,18 @@ impl SubBatch {
 }
 
 fn device_of(address: usize) -> i32 {
-    let device = guard("deviceOf", || Ok(device::of_memory(address)));
+    let device = guard("deviceOf", || Ok(cann::of_memory(address)));
     let device = device.ok().flatten();
     device.map_or(-1, u32::cast_signed)
 }
 
 /// # Safety
 ///
-/// As for [`device::copy`].
+/// As for [`cann::copy`].
 unsafe fn copy_device_memory(destination: usize, source: usize, length: usize) -> Outcome {
     guard("copy", || {
         // SAFETY: the caller's conditions are the same.
-        unsafe { device::copy(destination, source, length) }
+        unsafe { cann::copy(destination, source, length) }
     })
     .into()
 }
@@ -470,6 +439,11 @@ fn log_level(minimum: i32) -> LogLevel {
     }
 }
 
+fn setting_paths() -> Vec<String> {
+    let paths = table::ALL.into_iter().map(|setting| setting.path);
+    paths.map(str::to_owned).collect()
+}
+
 fn write_to_host(level: &Level, file: &str, line: u32, message: &str) {
     let severity = match *level {
         Level::ERROR => 2,
@@ -477,66 +451,4 @@ fn write_to_host(level: &Level, file: &str, line: u32, message: &str) {
         _ => 0,
     };
     ffi::write_log(severity, file, line, message);
-}
-
-impl From<&Setting> for Value {
-    fn from(setting: &Setting) -> Self {
-        match setting.kind {
-            SettingKind::Absent => Self::Absent,
-            SettingKind::Text => Self::Text(setting.text.clone()),
-            SettingKind::Integer => Self::Integer(setting.integer),
-            _ => Self::Other(setting.text.clone()),
-        }
-    }
-}
-
-impl From<&Region> for memory::Region {
-    fn from(region: &Region) -> Self {
-        Self {
-            address: region.address,
-            length: region.length,
-        }
-    }
-}
-
-impl<'a> From<&'a Peer<'a>> for batch::Described<'a> {
-    fn from(peer: &'a Peer<'a>) -> Self {
-        Self {
-            name: peer.name,
-            endpoint: peer.endpoint,
-            problem: peer.problem,
-        }
-    }
-}
-
-impl From<&Request> for batch::Request {
-    fn from(request: &Request) -> Self {
-        Self {
-            source: request.source,
-            // Addresses have 64 bits on every machine that the library runs on.
-            target: request.target as usize,
-            length: request.length,
-            peer: request.peer,
-            opcode: Opcode(request.opcode),
-        }
-    }
-}
-
-impl From<TaskStatus> for Polled {
-    fn from(status: TaskStatus) -> Self {
-        Self {
-            state: status.state.into(),
-            bytes: status.bytes as usize,
-        }
-    }
-}
-
-impl From<TaskState> for ffi::TaskState {
-    fn from(state: TaskState) -> Self {
-        match state {
-            TaskState::Pending => Self::Pending,
-            TaskState::Completed => Self::Completed,
-            TaskState::Failed => Self::Failed,
-        }
-    }
 }

@@ -3,11 +3,10 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
-use crate::abi::SMEM_URL_BYTES;
 use crate::error::Error;
 
 /// The longest endpoint, in bytes: the library's field less its terminator.
-pub const MAX_BYTES: usize = SMEM_URL_BYTES - 1;
+pub const MAX_BYTES: usize = 63;
 
 /// A peer's numeric `ip:port`, NUL-terminated in place.
 ///
@@ -16,13 +15,13 @@ pub const MAX_BYTES: usize = SMEM_URL_BYTES - 1;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
     /// The text, then zeros up to the end.
-    bytes: [u8; SMEM_URL_BYTES],
+    bytes: [u8; MAX_BYTES + 1],
 }
 
 impl Endpoint {
     /// An endpoint that names nobody; never given to the library.
     pub(crate) const EMPTY: Self = Self {
-        bytes: [0; SMEM_URL_BYTES],
+        bytes: [0; MAX_BYTES + 1],
     };
 
     /// Reads `ip:port` or `[ipv6]:port`, as peers publish it.
@@ -82,7 +81,7 @@ impl Endpoint {
 
     /// The text as the library reads it: NUL-terminated, at a stable place for
     /// as long as this value does not move.
-    pub fn as_c_bytes(&self) -> &[u8; SMEM_URL_BYTES] {
+    pub fn as_c_bytes(&self) -> &[u8; MAX_BYTES + 1] {
         &self.bytes
     }
 }

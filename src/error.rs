@@ -1,46 +1,7 @@
 //! What can go wrong, and which TENT status each case is.
 
-use std::fmt;
-
-use crate::config::{Generation, Protocol};
-use crate::library::major_minor;
-use crate::{abi, published};
-
-/// A code of the vendor library; prints as name and number.
-///
-/// Unknown codes keep their number instead of being flattened into one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Code(pub i32);
-
-impl Code {
-    /// Success.
-    pub const OK: Self = Self(abi::SM_OK);
-    /// What a result slot holds before the library writes to it. No code of
-    /// the library, so a result that was never written names itself.
-    pub const UNWRITTEN: Self = Self(i32::MIN);
-    /// Of a batch that was never given to the library. No code of the library.
-    pub const NOT_SUBMITTED: Self = Self(i32::MIN + 1);
-
-    /// Whether this is success.
-    pub fn is_ok(self) -> bool {
-        self == Self::OK
-    }
-}
-
-impl fmt::Display for Code {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Self::UNWRITTEN {
-            return f.write_str("no result written by the library");
-        }
-        if *self == Self::NOT_SUBMITTED {
-            return f.write_str("never given to the library");
-        }
-        match abi::CODES.iter().find(|(number, _)| *number == self.0) {
-            Some((number, name)) => write!(f, "{name} ({number})"),
-            None => write!(f, "unknown code ({})", self.0),
-        }
-    }
-}
+use crate::code::Code;
+use crate::config::protocol::{Generation, Protocol, Role};
 
 /// TENT's status codes, as far as this transport answers them
 /// (`tent/common/status.h`).
@@ -152,20 +113,18 @@ pub enum Error {
     },
     /// The library lacks symbols.
     #[error(
-        "{library} is incompatible, {}: missing {}{}",
-        revision(*.wanted, *.abi_version, missing.len()),
-        .missing.join(", "),
-        other_generation(*.wanted, *.abi_version)
+        "{library} is incompatible, {revision}: missing {}{advice}",
+        .missing.join(", ")
     )]
     SymbolsMissing {
         /// Name or path that was opened.
         library: String,
-        /// The generation that was asked for.
-        wanted: Generation,
-        /// Every symbol of it that is missing.
+        /// Every symbol of the configured generation that is missing.
         missing: Vec<&'static str>,
-        /// What `smem_get_abi_version` said, if it is there.
-        abi_version: Option<u32>,
+        /// What the library seems to be.
+        revision: String,
+        /// What to do if it is of the other generation, else empty.
+        advice: &'static str,
     },
     /// `libascendcl.so` is not usable, and the protocol needs a device.
     #[error(
@@ -232,7 +191,7 @@ pub enum Error {
         /// What this process wanted to be known as.
         unique_id: String,
         /// Its role.
-        role: published::Role,
+        role: Role,
         /// The protocol.
         protocol: Protocol,
         /// The device.
@@ -407,31 +366,6 @@ impl Error {
             | Self::QueryFailed { .. }
             | Self::QuiesceTimeout { .. }
             | Self::Panicked { .. } => Status::InternalError,
-        }
-    }
-}
-
-fn revision(wanted: Generation, abi_version: Option<u32>, missing: usize) -> String {
-    let (age, functions) = match wanted {
-        Generation::Asynchronous => ("an older, incompatible", abi::FUNCTIONS),
-        Generation::Published => ("not the published 1.x", published::abi::FUNCTIONS),
-    };
-    match abi_version {
-        Some(version) => format!("{age} revision (ABI version {})", major_minor(version)),
-        None if missing == functions => "not MemFabric's library".to_owned(),
-        None => format!("{age} revision of MemFabric"),
-    }
-}
-
-/// The mend, where the library looks like one of the other generation.
-fn other_generation(wanted: Generation, abi_version: Option<u32>) -> &'static str {
-    match (wanted, abi_version) {
-        (Generation::Asynchronous, Some(version)) if version >> 16 == 1 => {
-            "; to use the published 1.x library, set transports/memfabric/abi to \"v1\" (MF_ABI=v1)"
-        }
-        (Generation::Asynchronous, _) => "",
-        (Generation::Published, _) => {
-            "; for another library than the published 1.x one, leave transports/memfabric/abi (MF_ABI) out"
         }
     }
 }

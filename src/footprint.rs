@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use crate::memory::Region;
+use crate::region::Region;
 
 /// Pieces of memory, asked about by range.
 ///

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use crate::backend::{CopyBatch, Opcode};
-use crate::batch::{self, Described, EMPTY, REFUSED, Request, SubBatch};
+use crate::batch::{self, EMPTY, REFUSED, SubBatch};
 use crate::endpoint::Endpoint;
 use crate::error::Error;
+use crate::task::{Described, Request};
 
 /// From so many groups on they are found by hashing.
 const MANY_GROUPS: usize = 16;
@@ -286,7 +287,8 @@ impl Request {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::{Peer, Table};
+    use crate::batch::Table;
+    use crate::task::Peer;
 
     /// One WRITE to each of `endpoints`.
     fn groups(endpoints: &[String]) -> Vec<String> {

@@ -11,47 +11,47 @@
 //! | TENT's view | [`transport`] | [`Transport`], what the C++ shim calls |
 //! | state machine | [`batch`] | tasks, sub-batches, vendor batches |
 //! | seam | [`backend`] | [`Backend`]: register, submit, query |
-//! | vendor library | [`library`], [`abi`] | [`Library`]: 13 symbols |
-//! | the published 1.x one | [`published`] | a second [`Backend`], its library's calls queued |
+//! | vendor | [`vendor`] | the library, in two generations: [`Batched`], [`vendor::v1`] |
 //!
 //! Correct completion comes before speed: a task is COMPLETED only when the
 //! library said that its batch succeeded, and memory that the library may still
-//! touch is never freed. The clauses C1 to C15 that the documentation cites are
+//! touch is never freed. The clauses C1 to C20 that the documentation cites are
 //! explained in [`batch`] and [`transport`].
 
-pub mod abi;
 pub mod backend;
 pub mod batch;
 mod bridge;
+pub mod code;
 pub mod config;
-pub mod device;
 pub mod endpoint;
 pub mod error;
 mod footprint;
 mod grouping;
-mod host_ranges;
-pub mod library;
 mod limit;
 mod logging;
 pub mod memory;
 #[cfg(test)]
 mod memory_order;
+mod polling;
 mod process;
-pub mod published;
 mod quiesce;
 mod recycle;
+pub mod region;
 mod registration;
-mod suspects;
+mod stale;
 mod sync;
+pub mod task;
 pub mod transport;
-mod vendor;
+pub mod vendor;
 mod zeroed;
 
-pub use backend::{Backend, BatchId, CopyBatch, Opcode, Query, Refused, SmemBackend};
-pub use batch::{Peer, Request, SubBatch, TaskState, TaskStatus};
+pub use backend::{Backend, BatchId, CopyBatch, Opcode, Pieces, Query, Refused};
+pub use batch::SubBatch;
+pub use code::Code;
 pub use config::{Config, LogLevel, Protocol};
 pub use endpoint::Endpoint;
-pub use error::{Code, Error, Status};
-pub use library::Library;
-pub use memory::Region;
+pub use error::{Error, Status};
+pub use region::Region;
+pub use task::{Peer, Request, TaskState, TaskStatus};
 pub use transport::Transport;
+pub use vendor::{Batched, Library};

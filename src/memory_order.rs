@@ -23,12 +23,14 @@ use std::{
 };
 
 use crate::backend::{Backend, BatchId, CopyBatch, Opcode, Query, Refused};
-use crate::batch::{Peer, Request, SubBatch, TaskState, TaskStatus};
+use crate::batch::SubBatch;
+use crate::code::Code;
 use crate::endpoint::Endpoint;
-use crate::error::{Code, Error};
-use crate::memory::Region;
-use crate::suspects::Suspects;
+use crate::error::Error;
+use crate::region::Region;
+use crate::stale::Stale;
 use crate::sync::atomic::{AtomicU64, AtomicUsize};
+use crate::task::{Peer, Request, TaskState, TaskStatus};
 use crate::transport::Transport;
 
 /// Runs `body` in every order that loom finds, or many times.
@@ -355,16 +357,16 @@ fn no_mark_is_lost() {
         // What a thread has seen is by transport.
         static TRANSPORTS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         let transport = TRANSPORTS.fetch_add(1, Ordering::Relaxed);
-        let suspects = Arc::new(Suspects::default());
+        let stale = Arc::new(Stale::default());
         let markers = ["10.0.0.1:1", "10.0.0.2:1"].map(|endpoint| {
-            let suspects = Arc::clone(&suspects);
-            thread::spawn(move || suspects.mark(endpoint))
+            let stale = Arc::clone(&stale);
+            thread::spawn(move || stale.mark(endpoint))
         });
-        let early = suspects.must_refresh(transport, 0, b"10.0.0.1:1");
+        let early = stale.must_refresh(transport, 0, b"10.0.0.1:1");
         for marker in markers {
             marker.join().expect("no panic");
         }
-        let late = suspects.must_refresh(transport, 0, b"10.0.0.1:1");
+        let late = stale.must_refresh(transport, 0, b"10.0.0.1:1");
         assert!(
             early || late,
             "a description is used that should be dropped"

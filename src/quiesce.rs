@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 use crate::batch::{Progress, VendorBatch};
-use crate::error::{Code, Error};
-use crate::memory::{Region, Regions};
+use crate::code::Code;
+use crate::error::Error;
+use crate::memory::Regions;
 use crate::process::Process;
+use crate::region::Region;
 use crate::sync::MutexGuard;
 use crate::transport::{State, Transport};
 

@@ -14,8 +14,9 @@ use crate::backend::Backend;
 use crate::batch::VendorBatch;
 use crate::error::Error;
 use crate::footprint::Footprint;
-use crate::memory::{Owners, Region, Regions};
+use crate::memory::{Owners, Regions};
 use crate::quiesce::{Patience, Whom};
+use crate::region::Region;
 use crate::transport::Transport;
 
 /// Why a range was not given back.

@@ -1,6 +1,7 @@
 //! What TENT calls: install, register, submit, poll, quiesce, uninstall.
 //!
-//! Registration is in `registration`, waiting and teardown in `quiesce`: more
+//! Registration is in `registration`, polls in `polling`, waiting and teardown in
+//! `quiesce`: more
 //! methods of the same [`Transport`].
 //!
 //! # Locks
@@ -24,21 +25,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use tracing::{debug, error, info, trace, warn};
+use tracing::{error, info, warn};
 
-use crate::backend::{self, Backend, BatchId, Opcode, Opened, Query, Refused};
-use crate::batch::{
-    Described, MAX_TASKS, Peek, Peer, Progress, Request, SubBatch, Table, TaskStatus, VendorBatch,
-};
+use crate::backend::{Backend, BatchId, Opcode, Refused};
+use crate::batch::{MAX_TASKS, Progress, SubBatch, Table, VendorBatch};
+use crate::code::Code;
 use crate::config::Config;
 use crate::endpoint::Endpoint;
-use crate::error::{Code, Error, pending_hint};
+use crate::error::Error;
 use crate::grouping::{Grouping, Unreachable};
 use crate::limit::Limiter;
-use crate::memory::{Region, Regions};
+use crate::memory::Regions;
 use crate::recycle::Kept;
-use crate::suspects::Suspects;
+use crate::region::Region;
+use crate::stale::Stale;
 use crate::sync::{Condvar, Mutex};
+use crate::task::{Described, Peer, Request};
+use crate::vendor::{self, Opened};
 
 /// The transport. All methods may be called from any thread.
 ///
@@ -47,7 +50,7 @@ use crate::sync::{Condvar, Mutex};
 #[derive(Debug)]
 pub struct Transport {
     /// Tells its sub-batches from those of another transport.
-    number: u64,
+    pub(crate) number: u64,
     pub(crate) state: Mutex<State>,
     /// Signalled when a vendor batch is done.
     pub(crate) done: Condvar,
@@ -58,8 +61,8 @@ pub struct Transport {
     pub(crate) condemned: AtomicUsize,
     /// The process that installed it; 0 before that.
     pub(crate) process: AtomicU32,
-    suspects: Arc<Suspects>,
-    limiter: Limiter,
+    pub(crate) stale: Arc<Stale>,
+    pub(crate) limiter: Limiter,
 }
 
 #[derive(Default)]
@@ -70,14 +73,14 @@ pub(crate) struct State {
     pub(crate) outstanding: Vec<Arc<VendorBatch>>,
     pub(crate) outstanding_tasks: usize,
     /// Those of them whose sub-batch was freed: nobody polls them (C14).
-    orphans: VecDeque<Arc<VendorBatch>>,
+    pub(crate) orphans: VecDeque<Arc<VendorBatch>>,
     /// Memory that is being withdrawn from the library: no batch may begin to use
     /// it.
     pub(crate) leaving: Vec<Region>,
     grouping: Grouping,
     /// Vendor batches of the call being submitted.
     submitting: Vec<Arc<VendorBatch>>,
-    kept: Kept,
+    pub(crate) kept: Kept,
 }
 
 impl std::fmt::Debug for State {
@@ -94,10 +97,6 @@ impl std::fmt::Debug for State {
 /// out again.
 static DOUBTFUL: parking_lot::Mutex<Vec<Arc<VendorBatch>>> = parking_lot::Mutex::new(Vec::new());
 
-/// So many batches of freed sub-batches are asked about by a submission or a
-/// release: more than those make on average, so that they do not pile up.
-const ORPHANS_A_CALL: usize = 2;
-
 /// What a group's submission came to, for the log.
 struct Refusal {
     peer: Endpoint,
@@ -105,14 +104,6 @@ struct Refusal {
     tasks: usize,
     bytes: u64,
     refused: Refused,
-}
-
-/// What a question about a batch came to, for the log.
-#[derive(Clone, Copy)]
-enum Asked {
-    Pending,
-    Done(Code),
-    Failed(Code),
 }
 
 impl Default for Transport {
@@ -133,26 +124,26 @@ impl Transport {
             memory_changed: parking_lot::Condvar::new(),
             condemned: AtomicUsize::new(0),
             process: AtomicU32::new(0),
-            suspects: Arc::default(),
+            stale: Arc::default(),
             limiter: Limiter::default(),
         }
     }
 
-    /// Brings the library up; see [`backend::open`] for the steps. The
+    /// Brings the library up; see [`vendor::open`] for the steps. The
     /// calling thread's current Ascend device is the one that is used.
     ///
     /// A failed install leaves nothing behind and may be repeated.
     ///
     /// # Errors
     ///
-    /// Those of [`backend::open`], and [`Error::AlreadyInstalled`].
+    /// Those of [`vendor::open`], and [`Error::AlreadyInstalled`].
     pub fn install(&self, config: &Config) -> Result<(), Error> {
         self.refuse_second_install(&self.state.lock())?;
         let Opened {
             backend,
             library,
             device,
-        } = backend::open_with(config, Arc::clone(&self.suspects))?;
+        } = vendor::open_with(config, Arc::clone(&self.stale))?;
         self.install_backend(backend, config.timeout)?;
         info!(
             endpoint = %self.endpoint().unwrap_or_default(),
@@ -215,7 +206,7 @@ impl Transport {
     /// library said that the endpoint may be gone. Asks for one drop a sign, and
     /// for one a second at most; a sign within that second waits for its end.
     pub fn must_refresh(&self, segment: u64, endpoint: impl AsRef<[u8]>) -> bool {
-        self.suspects
+        self.stale
             .must_refresh(self.number, segment, endpoint.as_ref())
     }
 
@@ -408,7 +399,7 @@ impl Transport {
             }
         }
         for refusal in refusals {
-            self.suspects.mark(refusal.peer.as_str());
+            self.stale.mark(refusal.peer.as_str());
             if refusal.refused.doubtful {
                 error!(
                     peer = %refusal.peer,
@@ -432,196 +423,11 @@ impl Transport {
         }
     }
 
-    /// The status of one task. A number past the end is FAILED.
-    ///
-    /// Asks the library at most once, and only if this task has already seen the
-    /// latest answer about its batch; so a sweep over the tasks of a batch is
-    /// one vendor query, and a caller that polls a single task gets a fresh
-    /// answer each time.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::QueryFailed`]: the task stays PENDING, and the next poll asks
-    /// again (C5). [`Error::NegativeTask`], [`Error::ForeignSubBatch`].
-    pub fn poll(&self, sub_batch: &SubBatch, task: i32) -> Result<TaskStatus, Error> {
-        if sub_batch.owner() != self.number {
-            return Err(Error::ForeignSubBatch);
-        }
-        let number = usize::try_from(task).map_err(|_| Error::NegativeTask { task })?;
-        match sub_batch.peek(number) {
-            Peek::Answer(status) => return Ok(status),
-            Peek::Ask { batch, answers } => self.ask(batch, Some(answers))?,
-        }
-        match sub_batch.peek(number) {
-            Peek::Answer(status) => Ok(status),
-            Peek::Ask { .. } => Ok(TaskStatus::PENDING),
-        }
-    }
-
-    /// The answer to [`Self::poll`] if it needs neither the library nor the lock
-    /// and is no error: that of nearly every poll of a sweep. Without it, `poll`
-    /// is to be called. Does not panic.
-    #[inline]
-    pub(crate) fn peek(&self, sub_batch: &SubBatch, task: i32) -> Option<TaskStatus> {
-        if sub_batch.owner() != self.number {
-            return None;
-        }
-        match sub_batch.peek(usize::try_from(task).ok()?) {
-            Peek::Answer(status) => Some(status),
-            Peek::Ask { .. } => None,
-        }
-    }
-
-    /// Asks the library about one batch, unless it is done or has had another
-    /// answer than the `seen` ones.
-    pub(crate) fn ask(&self, batch: &Arc<VendorBatch>, seen: Option<u32>) -> Result<(), Error> {
-        let mut state = self.state.lock();
-        match batch.progress() {
-            Progress::Outstanding { answers } if seen.is_none_or(|seen| seen == answers) => {}
-            _ => return Ok(()),
-        }
-        let asked = state.query(batch).ok_or(Error::NotInstalled)?;
-        drop(state);
-        self.report(batch, asked)
-    }
-
-    /// What follows from the answers about batches that nobody polls, outside the
-    /// lock.
-    #[cold]
-    fn report_orphans(&self, answers: Vec<(Arc<VendorBatch>, Asked)>) {
-        for (batch, asked) in answers {
-            // An error has no caller to go to; it is logged.
-            let _ = self.report(&batch, asked);
-        }
-    }
-
-    /// What follows from an answer, outside the lock.
-    #[inline]
-    fn report(&self, batch: &VendorBatch, asked: Asked) -> Result<(), Error> {
-        match asked {
-            Asked::Pending => {
-                trace!(batch_id = batch.id.0, "vendor batch pending");
-                Ok(())
-            }
-            Asked::Done(result) => {
-                self.done.notify_all();
-                self.report_result(batch, result);
-                self.make_up_for_removals();
-                Ok(())
-            }
-            Asked::Failed(code) => {
-                let peer = *batch.copy.peer();
-                if let Some(passed_over) = self.limiter.admit("query", peer.as_str()) {
-                    error!(
-                        batch_id = batch.id.0,
-                        %peer,
-                        tasks = batch.tasks(),
-                        code = format!("{code}{}", pending_hint(code)),
-                        passed_over,
-                        "query failed, tasks stay pending and are asked for again"
-                    );
-                }
-                Err(Error::QueryFailed {
-                    batch: batch.id.0,
-                    peer: peer.to_string(),
-                    code,
-                })
-            }
-        }
-    }
-
-    fn report_result(&self, batch: &VendorBatch, result: Code) {
-        // Reads the clock only if the event is taken.
-        let elapsed_ms = || {
-            let elapsed = batch.submitted.map(|submitted| submitted.elapsed());
-            elapsed.unwrap_or_default().as_millis() as u64
-        };
-        if result.is_ok() {
-            debug!(
-                batch_id = batch.id.0,
-                peer = %batch.copy.peer(),
-                opcode = %batch.copy.opcode(),
-                tasks = batch.tasks(),
-                elapsed_ms = elapsed_ms(),
-                "vendor batch completed"
-            );
-            return;
-        }
-        let peer = batch.copy.peer();
-        self.suspects.mark(peer.as_str());
-        if let Some(passed_over) = self.limiter.admit("failed", peer.as_str()) {
-            warn!(
-                batch_id = batch.id.0,
-                %peer,
-                opcode = %batch.copy.opcode(),
-                tasks = batch.tasks(),
-                bytes = batch.copy.bytes(),
-                code = %result,
-                elapsed_ms = elapsed_ms(),
-                passed_over,
-                "vendor batch failed, its memory may be partly written"
-            );
-        }
-    }
-
     /// Whether the calling thread may read the description of `segment` again now,
     /// because what it has cached lacks an endpoint: at most once a second, with
     /// the reads that [`Self::must_refresh`] asks for.
     pub fn may_reread(&self, segment: u64) -> bool {
-        self.suspects.may_reread(self.number, segment)
-    }
-}
-
-impl State {
-    /// Asks about a few batches that nobody polls.
-    #[inline]
-    fn ask_orphans(&mut self) -> Option<Vec<(Arc<VendorBatch>, Asked)>> {
-        (!self.orphans.is_empty()).then(|| self.ask_the_next_orphans())
-    }
-
-    #[cold]
-    fn ask_the_next_orphans(&mut self) -> Vec<(Arc<VendorBatch>, Asked)> {
-        let mut answers = Vec::new();
-        for _ in 0..self.orphans.len().min(ORPHANS_A_CALL) {
-            let Some(batch) = self.orphans.pop_front() else {
-                break;
-            };
-            // A wait may have ended it.
-            if let Progress::Outstanding { .. } = batch.progress() {
-                let answer = self.query(&batch);
-                answers.extend(answer.map(|asked| (Arc::clone(&batch), asked)));
-            }
-            match batch.progress() {
-                Progress::Outstanding { .. } => self.orphans.push_back(batch),
-                Progress::Done(_) => {
-                    self.kept.keep_batch(batch);
-                }
-            }
-        }
-        answers
-    }
-
-    /// Asks about a batch that is not done: the only place that queries, for
-    /// polls, quiesce and waits alike. None without a library.
-    #[inline]
-    fn query(&mut self, batch: &VendorBatch) -> Option<Asked> {
-        Some(match self.backend.as_ref()?.query(batch.id) {
-            Query::Pending => {
-                batch.answered_pending();
-                Asked::Pending
-            }
-            Query::Done(result) => {
-                batch.finish(result);
-                let place = batch.place.load(Ordering::Relaxed);
-                self.outstanding.swap_remove(place);
-                if let Some(moved) = self.outstanding.get(place) {
-                    moved.place.store(place, Ordering::Relaxed);
-                }
-                self.outstanding_tasks -= batch.tasks();
-                Asked::Done(result)
-            }
-            Query::Error(code) => Asked::Failed(code),
-        })
+        self.stale.may_reread(self.number, segment)
     }
 }
 

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use memfabric_transport::config::table::{self, Kind, Setting};
+
 /// What stands for a part that differs from case to case.
 const VARIABLE: &str = "<>";
 
@@ -323,33 +325,43 @@ fn the_scan_finds_each_kind_of_message() {
     assert!(all.len() > 50, "only {} messages", all.len());
 }
 
+/// The rows that documents have of the settings, made from their table.
 #[test]
-fn every_setting_is_in_the_operators_table() {
+fn the_tables_of_settings_are_those_of_the_source() {
     let document = read("docs/operating.md");
-    let mut names: BTreeSet<String> = BTreeSet::new();
-    for (_, code) in sources("src", "rs") {
-        for piece in pieces(&code, Some('\0')) {
-            let Piece::Text(text) = piece else { continue };
-            let word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-            if text.starts_with("MF_") && text.chars().all(word) {
-                names.insert(text);
-            } else if let Some(key) = text.strip_prefix("transports/memfabric/")
-                && key.chars().all(word)
-            {
-                names.insert(key.to_owned());
-            }
-        }
-    }
-    assert!(
-        names.contains("MF_PROTOCOL") && names.contains("need_retry_code"),
-        "{names:?}"
-    );
-    for name in names {
-        let row = format!("| `{name}` |");
+    let has = |row: String| {
         assert!(
-            document.contains(&row),
-            "docs/operating.md has no row '{row}'"
+            document.contains(&format!("\n{row}\n")),
+            "docs/operating.md does not have the row\n{row}"
         );
+    };
+    let default = |setting: &Setting| match (setting.required, setting.default) {
+        (_, "") => String::new(),
+        (_, default) => format!("`{default}`"),
+    };
+    for setting in table::ALL {
+        let (key, default) = (setting.key(), default(setting));
+        let kind = match setting.kind {
+            Kind::Text => "string",
+            Kind::Integer => "integer",
+            Kind::Boolean => "boolean",
+        };
+        let meaning = match setting.variable {
+            Some(variable) => format!("as `{variable}`"),
+            None => setting.meaning.to_owned(),
+        };
+        has(format!("| `{key}` | {kind} | {default} | {meaning} |").replace("|  |", "| |"));
+        if let Some(variable) = setting.variable {
+            let required = match setting.required {
+                true => "yes, or the key",
+                false => "no",
+            };
+            let row = format!(
+                "| `{variable}` | {required} | {default} | {} |",
+                setting.meaning
+            );
+            has(row.replace("|  |", "| |"));
+        }
     }
 }
 

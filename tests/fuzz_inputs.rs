@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::emulator::{Emulator, config as emulator_config};
 use common::*;
-use memfabric_transport::config::{DEFAULT_TIMEOUT_MS, TentSettings, Value};
+use memfabric_transport::config::{DEFAULT_TIMEOUT_MS, TentSettings, Value, table};
 use memfabric_transport::endpoint::{Host, MAX_BYTES};
 use memfabric_transport::{
     Config, Endpoint, Error, Opcode, Peer, Protocol, Region, Request, Status, TaskStatus, Transport,
@@ -96,10 +96,10 @@ proptest! {
         key in value(),
     ) {
         let tent = TentSettings {
-            protocol: key.clone(),
             rpc_server_addr: "127.0.0.1:1".to_owned(),
             ..TentSettings::default()
-        };
+        }
+        .with(&table::PROTOCOL, key.clone());
         let asked = match (&variable, &key) {
             (Some(variable), _) => Some(variable.clone()),
             (None, Value::Text(text)) => Some(text.clone()),
@@ -128,10 +128,10 @@ proptest! {
         key in value(),
     ) {
         let tent = TentSettings {
-            transfer_timeout_ms: key.clone(),
             rpc_server_addr: "127.0.0.1:1".to_owned(),
             ..TentSettings::default()
-        };
+        }
+        .with(&table::TRANSFER_TIMEOUT, key.clone());
         let protocol = Some("host_rdma".to_owned());
         let variables = [("MF_PROTOCOL", &protocol), ("MF_TRANSFER_TIMEOUT", &variable)];
         let (config, events) = events_of(|| resolve(&variables, &tent));
@@ -162,10 +162,10 @@ proptest! {
     #[test]
     fn a_need_retry_code_is_taken_exactly_or_refused_by_key_and_value(key in value()) {
         let tent = TentSettings {
-            need_retry_code: key.clone(),
             rpc_server_addr: "127.0.0.1:1".to_owned(),
             ..TentSettings::default()
-        };
+        }
+        .with(&table::NEED_RETRY_CODE, key.clone());
         let protocol = Some("host_rdma".to_owned());
         let outcome = resolve(&[("MF_PROTOCOL", &protocol)], &tent);
         let usable = match key {

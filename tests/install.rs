@@ -10,9 +10,8 @@ use std::sync::Arc;
 use common::emulator::{Emulator, Process, built, config, config_with, listen, say};
 use common::*;
 use memfabric_transport::config::TentSettings;
-use memfabric_transport::{
-    Config, Error, LogLevel, Region, SmemBackend, Status, TaskState, Transport, abi,
-};
+use memfabric_transport::vendor::{abi, data_op_type};
+use memfabric_transport::{Batched, Config, Error, LogLevel, Region, Status, TaskState, Transport};
 
 #[test]
 fn an_install_takes_every_step_once_and_an_uninstall_ends_the_instance_alone() {
@@ -208,7 +207,7 @@ impl OtherCopy<'_> {
     fn create(&self) -> abi::smem_trans_t {
         let mut config = abi::smem_trans_config_t::ZERO;
         config.role = abi::SMEM_TRANS_BOTH;
-        config.dataOpType = self.0.config().protocol.data_op_type();
+        config.dataOpType = data_op_type(self.0.config().protocol);
         for (to, from) in config.url.iter_mut().zip(b"127.0.0.1:0") {
             *to = *from as std::ffi::c_char;
         }
@@ -301,7 +300,7 @@ fn a16_a_child_after_fork_calls_no_function_of_the_library() {
 #[ignore = "the process of a16_a_child_after_fork_…"]
 fn forking() {
     let emulator = Emulator::fresh();
-    let backend = SmemBackend::open(&emulator.config()).expect("opened");
+    let backend = Batched::open(&emulator.config()).expect("opened");
     // SAFETY: the child uses what it has of the heap, which the C library keeps in
     // order for it, and leaves by `_exit`.
     let child = unsafe { fork() };

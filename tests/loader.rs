@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::emulator::{Process, built, config_with, say};
-use memfabric_transport::{Error, Library, Status, Transport, published};
+use memfabric_transport::vendor::v1;
+use memfabric_transport::{Error, Library, Status, Transport};
 use tempfile::TempDir;
 
 const REAL_LIBRARY: &str = "MEMFABRIC_PUBLISHED_LIBRARY";
@@ -66,11 +67,7 @@ fn case_02_each_of_the_13_symbols_is_missed_by_name() {
         let error = Library::load(&library).expect_err("13 or none");
         assert_eq!(error.status(), Status::DeviceNotFound);
         match error {
-            Error::SymbolsMissing {
-                missing: found,
-                abi_version: None,
-                ..
-            } => assert_eq!(found, [missing]),
+            Error::SymbolsMissing { missing: found, .. } => assert_eq!(found, [missing]),
             other => panic!("{other}"),
         }
     }
@@ -134,11 +131,11 @@ fn all_13_symbols_resolve_without_one_being_called() {
 #[test]
 fn each_of_the_published_symbols_is_missed_by_name() {
     let folder = folder();
-    for missing in published::Library::SYMBOLS {
-        let all = published::Library::SYMBOLS.into_iter();
+    for missing in v1::Library::SYMBOLS {
+        let all = v1::Library::SYMBOLS.into_iter();
         let source = functions(all.filter(|name| *name != missing));
         let library = compile(folder.path(), &format!("lib_v1_{missing}.so"), &source, &[]);
-        match published::Library::load(&library).expect_err("15 or none") {
+        match v1::Library::load(&library).expect_err("15 or none") {
             Error::SymbolsMissing { missing: found, .. } => assert_eq!(found, [missing]),
             other => panic!("{other}"),
         }
@@ -148,12 +145,12 @@ fn each_of_the_published_symbols_is_missed_by_name() {
 #[test]
 fn a_later_library_that_kept_the_published_symbols_is_not_taken_for_it() {
     let folder = folder();
-    let mut names: Vec<_> = published::Library::SYMBOLS.into();
+    let mut names: Vec<_> = v1::Library::SYMBOLS.into();
     let library = compile(folder.path(), "old.so", &functions(names.clone()), &[]);
-    published::Library::load(&library).expect("complete");
+    v1::Library::load(&library).expect("complete");
     names.push("smem_trans_batch_copy");
     let library = compile(folder.path(), "both.so", &functions(names), &[]);
-    let error = published::Library::load(&library).expect_err("its functions take other arguments");
+    let error = v1::Library::load(&library).expect_err("its functions take other arguments");
     assert_eq!(error.status(), Status::DeviceNotFound);
     let text = error.to_string();
     for part in ["both.so exports smem_trans_batch_copy", "(MF_ABI) out"] {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use common::blocking::{Blocking, Copied, answer_about};
 use common::emulator::{Process, say};
 use common::*;
-use memfabric_transport::published::{Pace, Queued};
+use memfabric_transport::vendor::v1::{Pace, Queued};
 use memfabric_transport::{
     Backend, BatchId, Code, CopyBatch, Endpoint, Error, Opcode, Query, Request, SubBatch,
     TaskStatus, Transport,

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use memfabric::integrate::edits::{EDITS, When};
-use memfabric_transport::{Library, published};
+use memfabric_transport::Library;
+use memfabric_transport::vendor::v1;
 use serde_json::Value;
 
 const ARCH: &str = std::env::consts::ARCH;
@@ -114,7 +115,7 @@ impl Host {
     fn wheel(&mut self) {
         self.memfabric(
             &format!("{WHEEL}/lib"),
-            &published::Library::SYMBOLS,
+            &v1::Library::SYMBOLS,
             "unsigned smem_get_abi_version(void) { return 0x00010003; }",
         );
         self.file(
@@ -998,7 +999,7 @@ fn each_generation_of_the_library_is_told_from_the_other() {
     // One that has all of both is not the published one either.
     let both: Vec<_> = Library::SYMBOLS
         .into_iter()
-        .chain(published::Library::SYMBOLS)
+        .chain(v1::Library::SYMBOLS)
         .collect::<std::collections::BTreeSet<_>>()
         .into_iter()
         .collect();
@@ -1008,7 +1009,7 @@ fn each_generation_of_the_library_is_told_from_the_other() {
         &["problem: has smem_trans_batch_copy: this is the generation with asynchronous batches"],
     );
     // Nor is one between the two.
-    let between: Vec<_> = published::Library::SYMBOLS
+    let between: Vec<_> = v1::Library::SYMBOLS
         .into_iter()
         .chain(["smem_trans_batch_copy"])
         .collect();
@@ -1033,8 +1034,8 @@ fn each_generation_of_the_library_is_told_from_the_other() {
         &["ok: v1, from transports/memfabric/abi"],
     );
 
-    for missing in published::Library::SYMBOLS {
-        let there: Vec<_> = published::Library::SYMBOLS
+    for missing in v1::Library::SYMBOLS {
+        let there: Vec<_> = v1::Library::SYMBOLS
             .into_iter()
             .filter(|name| *name != missing)
             .collect();

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use memfabric_transport::published::{Pieces, Queued, Synchronous};
+use memfabric_transport::vendor::v1::{Pieces, Queued, Synchronous};
 use memfabric_transport::{
     Backend, BatchId, Code, CopyBatch, Endpoint, Error, Opcode, Query, Region,
 };

@@ -475,7 +475,7 @@ pub fn be_a_peer() {
     let port = variable(PORT).map_or(0, |port| port.expect("a port"));
     let seed = variable(SEED).map_or(0, |seed| seed.expect("a seed")) as u8;
     let mut config = config(&[]);
-    config.published.as_mut().expect("MF_ABI is set").port = port;
+    config.v1.as_mut().expect("MF_ABI is set").port = port;
     let transport = Transport::new();
     transport.install(&config).expect("installed");
     let mut memory = Memory::new(seed);

@@ -1,5 +1,5 @@
 // The vendor library's structures once more in C++: a second opinion on the
-// layouts that the Rust core asserts in src/abi.rs.
+// layouts that the Rust core asserts in src/vendor/abi.rs.
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use memfabric_transport::published::{Pace, Pieces, Queued, Synchronous};
+use memfabric_transport::vendor::v1::{Pace, Pieces, Queued, Synchronous};
 use memfabric_transport::{
     Backend, BatchId, Code, CopyBatch, Endpoint, Error, Query, Refused, Region,
 };

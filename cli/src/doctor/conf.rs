@@ -2,8 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use memfabric_transport::config::{TentSettings, Value};
-use memfabric_transport::published;
+use memfabric_transport::config::{TentSettings, Value, table};
 use serde_json::Value as Json;
 
 use super::machine::Machine;
@@ -109,27 +108,18 @@ impl Conf {
 
     /// What the transport is told: the value that is really there.
     pub fn settings(&self) -> TentSettings {
-        let value = |key: &str| match self.any(&format!("{SECTION}/{key}")) {
-            None => Value::Absent,
-            Some(Json::String(text)) => Value::Text(text.clone()),
-            Some(json) => json
-                .as_i64()
-                .map_or_else(|| Value::Other(json.to_string()), Value::Integer),
-        };
-        TentSettings {
-            protocol: value("protocol"),
-            transfer_timeout_ms: value("transfer_timeout_ms"),
-            need_retry_code: value("need_retry_code"),
-            abi: value("abi"),
-            published: published::TentSettings {
-                store_url: value("store_url"),
-                store_host: value("store_host"),
-                role: value("role"),
-                nic: value("nic"),
-                visibility_patience_ms: value("visibility_patience_ms"),
-            },
-            ..TentSettings::default()
+        let mut settings = TentSettings::default();
+        for setting in table::ALL {
+            let value = match self.any(setting.path) {
+                None => continue,
+                Some(Json::String(text)) => Value::Text(text.clone()),
+                Some(json) => json
+                    .as_i64()
+                    .map_or_else(|| Value::Other(json.to_string()), Value::Integer),
+            };
+            settings.set(setting, value);
         }
+        settings
     }
 
     /// The command that applies a jq expression.
@@ -497,8 +487,14 @@ mod tests {
             r#"{"transports":{"memfabric":{"protocol":"host_rdma","transfer_timeout_ms":5.5,"need_retry_code":-3}}}"#,
         );
         let settings = conf.settings();
-        assert_eq!(settings.protocol, Value::Text("host_rdma".to_owned()));
-        assert_eq!(settings.transfer_timeout_ms, Value::Other("5.5".to_owned()));
-        assert_eq!(settings.need_retry_code, Value::Integer(-3));
+        assert_eq!(
+            *settings.get(&table::PROTOCOL),
+            Value::Text("host_rdma".to_owned())
+        );
+        assert_eq!(
+            *settings.get(&table::TRANSFER_TIMEOUT),
+            Value::Other("5.5".to_owned())
+        );
+        assert_eq!(*settings.get(&table::NEED_RETRY_CODE), Value::Integer(-3));
     }
 }

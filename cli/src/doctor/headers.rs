@@ -13,7 +13,7 @@ use std::process::{Command, Output, Stdio};
 use goblin::elf::Elf;
 use goblin::elf::section_header::SHT_NOBITS;
 use memfabric_transport::config::Generation;
-use memfabric_transport::{abi, published};
+use memfabric_transport::vendor::{abi, v1};
 
 use super::library::wheel;
 use super::machine::Machine;
@@ -116,7 +116,7 @@ fn items(generation: Generation, need_retry: i32) -> Vec<Item> {
         }
     );
     match generation {
-        Generation::Asynchronous => {
+        Generation::Batched => {
             layout!(
                 items,
                 abi,
@@ -146,9 +146,9 @@ fn items(generation: Generation, need_retry: i32) -> Vec<Item> {
                 }
             );
         }
-        Generation::Published => layout!(
+        Generation::V1 => layout!(
             items,
-            published::abi,
+            v1::abi,
             smem_trans_config_t {
                 role,
                 initTimeout,
@@ -166,7 +166,7 @@ fn items(generation: Generation, need_retry: i32) -> Vec<Item> {
         ("smem_trans_role_t", size_of::<u32>()),
         ("smem_bm_data_op_type", size_of::<u32>()),
     ];
-    if generation == Generation::Asynchronous {
+    if generation == Generation::Batched {
         sizes.push(("smem_trans_opcode_t", size_of::<u32>()));
     }
     for (name, size) in sizes {
@@ -186,18 +186,15 @@ fn items(generation: Generation, need_retry: i32) -> Vec<Item> {
         kind,
     };
     let own = match generation {
-        Generation::Asynchronous => vec![
+        Generation::Batched => vec![
             ("SMEM_TRANS_BOTH", abi::SMEM_TRANS_BOTH),
             ("SMEM_TRANS_READ", abi::SMEM_TRANS_READ),
             ("SMEM_TRANS_WRITE", abi::SMEM_TRANS_WRITE),
         ],
-        Generation::Published => vec![
-            ("SMEM_TRANS_SENDER", published::abi::SMEM_TRANS_SENDER),
-            ("SMEM_TRANS_RECEIVER", published::abi::SMEM_TRANS_RECEIVER),
-            (
-                "SMEMB_DATA_OP_HOST_TCP",
-                published::abi::SMEMB_DATA_OP_HOST_TCP,
-            ),
+        Generation::V1 => vec![
+            ("SMEM_TRANS_SENDER", v1::abi::SMEM_TRANS_SENDER),
+            ("SMEM_TRANS_RECEIVER", v1::abi::SMEM_TRANS_RECEIVER),
+            ("SMEMB_DATA_OP_HOST_TCP", abi::SMEMB_DATA_OP_HOST_TCP),
         ],
     };
     let shared = [
@@ -210,11 +207,11 @@ fn items(generation: Generation, need_retry: i32) -> Vec<Item> {
     for (name, ours) in own.into_iter().chain(shared) {
         items.push(constant(name, i64::from(ours), Kind::Constant));
     }
-    for (code, name) in abi::CODES {
+    for (code, name) in memfabric_transport::code::NAMES {
         items.push(constant(name, i64::from(code), Kind::Code));
     }
     // The published one has no running batches to ask about.
-    if generation == Generation::Asynchronous {
+    if generation == Generation::Batched {
         let ours = i64::from(need_retry);
         items.push(constant("SM_NEED_RETRY", ours, Kind::NeedRetry));
     }

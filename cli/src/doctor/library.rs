@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use memfabric_transport::Library;
 use memfabric_transport::config::{Generation, LIBRARY};
-use memfabric_transport::{Library, published};
+use memfabric_transport::vendor::v1;
 
 use super::elf::{self, Object};
 use super::linker::{Closure, Failure, Linker, Located, RunPaths};
@@ -24,8 +25,8 @@ const IN_SITE_PACKAGES: &str = "memfabric_hybrid/lib";
 pub fn wheel(generation: Generation) -> &'static str {
     match generation {
         // Not published: the file that came with it.
-        Generation::Asynchronous => "\"$MEMFABRIC_WHEEL\"",
-        Generation::Published => "memfabric-hybrid==1.3.0",
+        Generation::Batched => "\"$MEMFABRIC_WHEEL\"",
+        Generation::V1 => "memfabric-hybrid==1.3.0",
     }
 }
 
@@ -229,13 +230,13 @@ fn symbols(
 ) -> Finding {
     const CHECK: &str = "symbols";
     let all = |generation| match generation {
-        Generation::Asynchronous => format!(
+        Generation::Batched => format!(
             "all {} of the generation with asynchronous batches",
             Library::SYMBOLS.len()
         ),
-        Generation::Published => format!(
+        Generation::V1 => format!(
             "all {} of the published generation",
-            published::Library::SYMBOLS.len()
+            v1::Library::SYMBOLS.len()
         ),
     };
     let is = generation(object);
@@ -248,22 +249,22 @@ fn symbols(
         false => format!("missing {}", missing.join(", ")),
     };
     found += &match (wanted, is) {
-        (_, Some(Generation::Published)) => format!(
+        (_, Some(Generation::V1)) => format!(
             ": this is the published memfabric-hybrid {release}, whose transfers are synchronous: it is used with MF_ABI=v1 only"
         ),
-        (_, Some(Generation::Asynchronous)) => {
+        (_, Some(Generation::Batched)) => {
             ": this is the generation with asynchronous batches, not the published one that is asked for".to_owned()
         }
-        (Generation::Published, None) => ": not the published memfabric-hybrid".to_owned(),
-        (Generation::Asynchronous, None) if missing.len() == Library::SYMBOLS.len() => {
+        (Generation::V1, None) => ": not the published memfabric-hybrid".to_owned(),
+        (Generation::Batched, None) if missing.len() == Library::SYMBOLS.len() => {
             ": this is no MemFabric library".to_owned()
         }
-        (Generation::Asynchronous, None) => {
+        (Generation::Batched, None) => {
             ": an older, incompatible revision of MemFabric".to_owned()
         }
     };
     let needed = match is {
-        Some(Generation::Published) => format!("{}, or MF_ABI=v1 for this one", all(wanted)),
+        Some(Generation::V1) => format!("{}, or MF_ABI=v1 for this one", all(wanted)),
         _ => all(wanted),
     };
     let finding = Finding::problem(CHECK, found).needs(needed);
@@ -273,8 +274,8 @@ fn symbols(
     });
     match (better, is) {
         (Some(folder), _) => finding.mend(export(folder)),
-        (None, Some(Generation::Published)) => finding.mend("export MF_ABI=v1"),
-        (None, Some(Generation::Asynchronous)) => finding.mend(unset),
+        (None, Some(Generation::V1)) => finding.mend("export MF_ABI=v1"),
+        (None, Some(Generation::Batched)) => finding.mend(unset),
         (None, None) => finding.mend(format!("pip install --force-reinstall {}", wheel(wanted))),
     }
 }
@@ -282,16 +283,16 @@ fn symbols(
 /// Which one it is, by what it exports.
 fn generation(object: &Object) -> Option<Generation> {
     let whole = |generation| missing_symbols(object, generation).is_empty();
-    [Generation::Asynchronous, Generation::Published]
+    [Generation::Batched, Generation::V1]
         .into_iter()
         .find(|generation| whole(*generation))
-        .filter(|is| *is == Generation::Asynchronous || !object.exports(ASYNCHRONOUS))
+        .filter(|is| *is == Generation::Batched || !object.exports(ASYNCHRONOUS))
 }
 
 fn missing_symbols(object: &Object, generation: Generation) -> Vec<&'static str> {
     let symbols = match generation {
-        Generation::Asynchronous => &Library::SYMBOLS[..],
-        Generation::Published => &published::Library::SYMBOLS[..],
+        Generation::Batched => &Library::SYMBOLS[..],
+        Generation::V1 => &v1::Library::SYMBOLS[..],
     };
     let missing = symbols.iter().filter(|symbol| !object.exports(symbol));
     missing.copied().collect()

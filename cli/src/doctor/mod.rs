@@ -20,8 +20,8 @@ use std::process::{Command, ExitCode};
 use conf::Conf;
 use linker::Linker;
 use machine::Machine;
-use memfabric_transport::config::{Generation, Value};
-use memfabric_transport::{Config, abi};
+use memfabric_transport::config::{Generation, Value, table};
+use memfabric_transport::{Code, Config};
 use report::{Finding, Report};
 
 const EXIT_STATUS: &str = "\
@@ -104,12 +104,14 @@ fn examine(machine: &Machine<'_>, args: &Args) -> Vec<Finding> {
     let tent = conf.as_ref().map(Conf::settings).unwrap_or_default();
     // Where that is no usable setting, for what it would be without.
     let generation = settings::generation(machine, &tent).unwrap_or_default();
-    let published = generation == Generation::Published;
+    let published = generation == Generation::V1;
     let protocol = settings::protocol(machine, &tent, generation).ok();
     let linker = Linker::new(machine);
 
     let unset = match &conf {
-        Ok(conf) if tent.abi != Value::Absent && machine.variable("MF_ABI").is_none() => {
+        Ok(conf)
+            if *tent.get(&table::ABI) != Value::Absent && machine.variable("MF_ABI").is_none() =>
+        {
             conf.edit("del(.transports.memfabric.abi)")
         }
         _ => "unset MF_ABI".to_owned(),
@@ -117,7 +119,7 @@ fn examine(machine: &Machine<'_>, args: &Args) -> Vec<Finding> {
     let given = args.library.as_deref();
     let mut findings = library::check(machine, &linker, given, generation, &unset);
     if let Some(folder) = &args.headers {
-        let need_retry = settings::need_retry(machine, &tent).unwrap_or(abi::SM_NEED_RETRY);
+        let need_retry = settings::need_retry(machine, &tent).unwrap_or(Code::NEED_RETRY.0);
         findings.extend(headers::check(machine, folder, generation, need_retry, |code| {
             match &conf {
                 Ok(conf) => conf.edit(&format!(".transports.memfabric.need_retry_code = {code}")),

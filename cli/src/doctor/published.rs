@@ -7,8 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use memfabric_transport::Protocol;
-use memfabric_transport::config::{TentSettings, Value};
-use memfabric_transport::published::{self, Role, Settings};
+use memfabric_transport::config::Role;
+use memfabric_transport::config::v1::Settings;
+use memfabric_transport::config::{TentSettings, Value, table};
 
 use super::hugepages::meminfo;
 use super::linker::{Linker, RunPaths};
@@ -36,32 +37,24 @@ const OLDEST_DRIVER: &str = "V100R001C23SPC006B220";
 
 /// A setting that this library alone has.
 struct Setting {
-    variable: &'static str,
-    key: &'static str,
-    field: fn(&mut published::TentSettings) -> &mut Value,
+    row: &'static table::Setting,
     tell: fn(&Settings) -> String,
     mend: &'static str,
 }
 
 const SETTINGS: [Setting; 5] = [
     Setting {
-        variable: "MF_CONFIG_STORE_URL",
-        key: "store_url",
-        field: |tent| &mut tent.store_url,
+        row: &table::STORE_URL,
         tell: |settings| settings.store_url.to_string_lossy().into_owned(),
         mend: "export MF_CONFIG_STORE_URL=tcp://<address of the node that hosts it>:12000",
     },
     Setting {
-        variable: "MF_CONFIG_STORE_HOST",
-        key: "store_host",
-        field: |tent| &mut tent.store_host,
+        row: &table::STORE_HOST,
         tell: |settings| settings.store_host.to_string(),
         mend: "export MF_CONFIG_STORE_HOST=true",
     },
     Setting {
-        variable: "MF_ROLE",
-        key: "role",
-        field: |tent| &mut tent.role,
+        row: &table::ROLE,
         tell: |settings| match settings.role {
             Role::Sender => "sender, whose peers must be receivers".to_owned(),
             Role::Receiver => "receiver, whose peers must be senders".to_owned(),
@@ -69,9 +62,7 @@ const SETTINGS: [Setting; 5] = [
         mend: "export MF_ROLE=sender",
     },
     Setting {
-        variable: "MF_NIC",
-        key: "nic",
-        field: |tent| &mut tent.nic,
+        row: &table::NIC,
         tell: |settings| match &settings.nic {
             Some(nic) => nic.to_string_lossy().into_owned(),
             None => "the library's choice".to_owned(),
@@ -79,9 +70,7 @@ const SETTINGS: [Setting; 5] = [
         mend: "unset MF_NIC",
     },
     Setting {
-        variable: "MF_VISIBILITY_PATIENCE",
-        key: "visibility_patience_ms",
-        field: |tent| &mut tent.visibility_patience_ms,
+        row: &table::VISIBILITY_PATIENCE,
         tell: |settings| format!("{} ms", settings.patience.as_millis()),
         mend: "export MF_VISIBILITY_PATIENCE=250",
     },
@@ -97,8 +86,9 @@ pub fn check(
     let mut url = None;
     let mut hosts = None;
     for setting in SETTINGS {
-        let Setting { variable, key, .. } = setting;
-        let resolved = settings::published(machine, tent, variable, setting.field);
+        let row = setting.row;
+        let variable = row.variable.unwrap_or(row.path);
+        let resolved = settings::published(machine, tent, row);
         let resolved = match resolved {
             Ok(Some(resolved)) => resolved,
             Ok(None) => continue,
@@ -108,10 +98,10 @@ pub fn check(
                 continue;
             }
         };
-        let given = *(setting.field)(&mut tent.published.clone()) != Value::Absent;
+        let given = *tent.get(row) != Value::Absent;
         let set = given || machine.variable(variable).is_some();
         let origin = match set {
-            true => settings::origin(machine, variable, key),
+            true => settings::origin(machine, variable, row.key()),
             false => "the default".to_owned(),
         };
         let text = format!("{}, {origin}", (setting.tell)(&resolved));

@@ -2,8 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use memfabric_transport::config::table::{self, Setting};
+use memfabric_transport::config::v1;
 use memfabric_transport::config::{DEFAULT_TIMEOUT_MS, Generation, TentSettings, Value};
-use memfabric_transport::{Config, Error, Protocol, published};
+use memfabric_transport::{Config, Error, Protocol};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;
@@ -21,10 +23,12 @@ const V1: &str = "v1";
 
 /// Which revision of the library the transport would use.
 pub fn generation(machine: &Machine<'_>, tent: &TentSettings) -> Result<Generation, Error> {
-    let (config, _) = resolve(machine, ABI, |asked| asked.abi = tent.abi.clone());
-    config.map(|config| match config.published {
-        Some(_) => Generation::Published,
-        None => Generation::Asynchronous,
+    let (config, _) = resolve(machine, ABI, |asked| {
+        asked.set(&table::ABI, tent.get(&table::ABI).clone())
+    });
+    config.map(|config| match config.v1 {
+        Some(_) => Generation::V1,
+        None => Generation::Batched,
     })
 }
 
@@ -35,8 +39,8 @@ pub fn protocol(
     generation: Generation,
 ) -> Result<Protocol, Error> {
     let (config, _) = resolve(machine, PROTOCOL, |asked| {
-        asked.protocol = tent.protocol.clone();
-        asked.abi = abi(generation);
+        asked.set(&table::PROTOCOL, tent.get(&table::PROTOCOL).clone());
+        asked.set(&table::ABI, abi(generation));
     });
     config.map(|config| config.protocol)
 }
@@ -45,24 +49,26 @@ pub fn protocol(
 /// transport's reading of the configuration.
 pub fn need_retry(machine: &Machine<'_>, tent: &TentSettings) -> Result<i32, Error> {
     let (config, _) = resolve(machine, "", |asked| {
-        asked.need_retry_code = tent.need_retry_code.clone();
+        asked.set(
+            &table::NEED_RETRY_CODE,
+            tent.get(&table::NEED_RETRY_CODE).clone(),
+        );
     });
     config.map(|config| config.need_retry)
 }
 
 /// What the published library would be told, if of its settings only the one that
-/// `field` finds and `variable` names is the machine's.
+/// this one is the machine's.
 pub fn published(
     machine: &Machine<'_>,
     tent: &TentSettings,
-    variable: &'static str,
-    field: fn(&mut published::TentSettings) -> &mut Value,
-) -> Result<Option<published::Settings>, Error> {
-    let (config, _) = resolve(machine, variable, |asked| {
-        asked.abi = abi(Generation::Published);
-        *field(&mut asked.published) = field(&mut tent.published.clone()).clone();
+    setting: &Setting,
+) -> Result<Option<v1::Settings>, Error> {
+    let (config, _) = resolve(machine, setting.variable.unwrap_or_default(), |asked| {
+        asked.set(&table::ABI, abi(Generation::V1));
+        asked.set(setting, tent.get(setting).clone());
     });
-    config.map(|config| config.published)
+    config.map(|config| config.v1)
 }
 
 /// Checks the settings that both revisions have.
@@ -75,14 +81,14 @@ pub fn check(machine: &Machine<'_>, tent: &TentSettings) -> Vec<Finding> {
                 .needs("v1 for the published 1.x library, or nothing")
                 .mend(format!("export {ABI}={V1}")),
         ),
-        Ok(Generation::Published) => {
+        Ok(Generation::V1) => {
             let origin = origin(machine, ABI, "abi");
             findings.push(Finding::ok(
                 ABI,
                 format!("{V1}, {origin}: the published 1.x library"),
             ));
         }
-        Ok(Generation::Asynchronous) => {}
+        Ok(Generation::Batched) => {}
     }
     match protocol(machine, tent, generation.unwrap_or_default()) {
         Err(error) => findings.push(
@@ -151,7 +157,10 @@ fn fit(machine: &Machine<'_>, protocol: Protocol) -> Finding {
 
 fn timeout(machine: &Machine<'_>, tent: &TentSettings) -> Finding {
     let (config, warnings) = resolve(machine, TIMEOUT, |asked| {
-        asked.transfer_timeout_ms = tent.transfer_timeout_ms.clone();
+        asked.set(
+            &table::TRANSFER_TIMEOUT,
+            tent.get(&table::TRANSFER_TIMEOUT).clone(),
+        );
     });
     if let [warning, ..] = warnings.as_slice() {
         return Finding::warning(TIMEOUT, warning)
@@ -160,8 +169,8 @@ fn timeout(machine: &Machine<'_>, tent: &TentSettings) -> Finding {
     }
     match config {
         Ok(config) => {
-            let set =
-                machine.variable(TIMEOUT).is_some() || tent.transfer_timeout_ms != Value::Absent;
+            let set = machine.variable(TIMEOUT).is_some()
+                || *tent.get(&table::TRANSFER_TIMEOUT) != Value::Absent;
             let default = if set { "" } else { ", the default" };
             Finding::ok(
                 TIMEOUT,
@@ -174,8 +183,8 @@ fn timeout(machine: &Machine<'_>, tent: &TentSettings) -> Finding {
 
 fn abi(generation: Generation) -> Value {
     match generation {
-        Generation::Asynchronous => Value::Absent,
-        Generation::Published => Value::Text(V1.to_owned()),
+        Generation::Batched => Value::Absent,
+        Generation::V1 => Value::Text(V1.to_owned()),
     }
 }
 
@@ -188,16 +197,16 @@ fn resolve(
 ) -> (Result<Config, Error>, Vec<String>) {
     let text = |text: &str| Value::Text(text.to_owned());
     let mut tent = TentSettings {
-        protocol: text(Protocol::ALL[0].name()),
-        published: published::TentSettings {
-            store_url: text("tcp://127.0.0.1:12000"),
-            role: text(published::Role::Sender.name()),
-            ..published::TentSettings::default()
-        },
         // The engine tells its address at run time.
         rpc_server_addr: "127.0.0.1".to_owned(),
         ..TentSettings::default()
     };
+    tent.set(&table::PROTOCOL, text(Protocol::ALL[0].name()));
+    tent.set(&table::STORE_URL, text("tcp://127.0.0.1:12000"));
+    tent.set(
+        &table::ROLE,
+        text(memfabric_transport::config::Role::Sender.name()),
+    );
     ask(&mut tent);
     let environment = |name: &str| machine.variable(name).filter(|_| name == variable);
     let caught = Caught::default();

@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
-use memfabric_transport::{Backend, Error, Transport, backend};
+use memfabric_transport::{Backend, Error, Transport, vendor};
 
 use super::emulator::Emulator;
 use super::interrupt::Interrupt;
@@ -66,7 +66,7 @@ impl Session {
     ) -> Result<Self, Problem> {
         // One instance for both sides: the library is not at its best with two
         // in a process.
-        let backend = backend::open(&chosen.config)?.backend;
+        let backend = vendor::open(&chosen.config)?.backend;
         let transport = Arc::new(Transport::new());
         transport.install_backend(Arc::clone(&backend), chosen.config.timeout)?;
         let mut target = Target::start(arguments)?;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::BinaryBytes;
 use memfabric_transport::config::TentSettings;
-use memfabric_transport::{Config, Error, Library, LogLevel, Protocol, published};
+use memfabric_transport::{Config, Error, Library, LogLevel, Protocol, vendor};
 
 use super::Args;
 use super::emulator::Emulator;
@@ -158,9 +158,9 @@ pub fn choose(args: &Args) -> Result<Chosen, Problem> {
         protocol: Some(Protocol::HostRdma.name()),
         ..own
     };
-    let published = config(&path, any, args.verbosity)?.published.is_some();
+    let published = config(&path, any, args.verbosity)?.v1.is_some();
     let (file, abi_version) = if published {
-        let library = published::Library::load(&path)?;
+        let library = vendor::v1::Library::load(&path)?;
         (library.path().to_owned(), library.abi_version())
     } else {
         let library = Library::load(&path)?;
@@ -206,7 +206,7 @@ impl Chosen {
                 format!("MemFabric library {version}")
             }
         };
-        let generation = match self.config.published {
+        let generation = match self.config.v1 {
             Some(_) => ", published interface (MF_ABI=v1)",
             None => "",
         };

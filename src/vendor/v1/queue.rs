@@ -19,123 +19,17 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::abi;
-use super::worker::{Job, Lane, Queues, Shared, State};
-use crate::backend::{Backend, BatchId, CopyBatch, Opcode, Query, Refused};
+use super::lanes::{Job, Lane, Queues, Shared, State};
+use super::synchronous::{Pace, Pieces, Synchronous};
+use crate::backend::{Backend, BatchId, CopyBatch, Query, Refused};
+use crate::code::Code;
 use crate::endpoint::Endpoint;
-use crate::error::{Code, Error};
-use crate::memory::Region;
+use crate::error::Error;
 use crate::process::{Process, watch_exit};
+use crate::region::Region;
 
 /// Most workers: the library has no more peers, so none waits for another's.
 const MOST_WORKERS: usize = abi::SMEM_TRANS_RANK_COUNT_MAX;
-
-/// A library whose copies block until they have ended, or have failed.
-pub trait Synchronous: Send + Sync + 'static {
-    /// What peers connect to.
-    fn endpoint(&self) -> &Endpoint;
-
-    /// See [`Backend::register`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
-    /// # Safety
-    ///
-    /// As there.
-    unsafe fn register(&self, regions: &[Region]) -> Result<(), Error>;
-
-    /// See [`Backend::deregister`].
-    ///
-    /// # Errors
-    ///
-    /// As there.
-    fn deregister(&self, address: usize) -> Result<(), Error>;
-
-    /// Moves the pieces of one batch. Comes from several threads at once, for one
-    /// peer from one at a time.
-    ///
-    /// After success all memory accesses of the batch have stopped, and those of
-    /// all earlier copies between the two processes; after SM_INVALID_PARAM there
-    /// were none. Any other answer says nothing about them.
-    ///
-    /// # Safety
-    ///
-    /// Until success or SM_INVALID_PARAM is answered, or [`Self::is_gone`] is true
-    /// of the peer, or [`Self::end`] has returned: the arrays have `count` entries
-    /// each and stay in place and unchanged, and the memory at the local addresses
-    /// is usable.
-    unsafe fn copy(&self, pieces: Pieces) -> Code;
-
-    /// Whether the operating system says now that the process of `peer` does not
-    /// exist any more. False if that cannot be told.
-    fn is_gone(&self, peer: &Endpoint) -> bool;
-
-    /// Ends what the library does, so that it accesses no memory of this process
-    /// from now on.
-    ///
-    /// # Safety
-    ///
-    /// No other call is being made, and none is made afterwards.
-    unsafe fn end(&self);
-
-    /// What to add to the message about a peer that stays unknown.
-    fn hint(&self) -> String;
-}
-
-/// The arguments of one copy. The arrays have `count` entries each and belong to
-/// a [`CopyBatch`] that stays as it is until its result was asked for.
-#[derive(Clone, Copy, Debug)]
-pub struct Pieces {
-    /// The peer's name.
-    pub peer: Endpoint,
-    /// Direction.
-    pub opcode: Opcode,
-    /// Local addresses.
-    pub local: *mut usize,
-    /// Remote addresses.
-    pub remote: *mut usize,
-    /// Bytes of each piece.
-    pub lengths: *mut usize,
-    /// Entries.
-    pub count: u32,
-}
-
-// SAFETY: the arrays stay in place and unchanged until a query has answered
-// Done, which it does only after the worker has given them up.
-unsafe impl Send for Pieces {}
-
-/// How long a [`Queued`] waits for what.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    /// How long a copy is tried again while the peer or its region is unknown.
-    pub patience: Duration,
-    /// How long a worker stays with nothing to do.
-    pub idle: Duration,
-    /// How long a copy that has failed, and is not proven to be over, is pending
-    /// before its query is an error.
-    pub grace: Duration,
-    /// Between two questions whether a peer's process exists: what it sent before
-    /// it ended has arrived by then.
-    pub confirmation: Duration,
-    /// First and longest pause between two attempts at a proof.
-    pub attempts: (Duration, Duration),
-}
-
-impl Pace {
-    /// What suits the published library.
-    pub fn new(patience: Duration) -> Self {
-        Self {
-            patience,
-            idle: Duration::from_secs(10),
-            // The death of a peer is proven within a few hundred milliseconds, and
-            // should not be seen as a query error.
-            grace: Duration::from_secs(1),
-            confirmation: Duration::from_millis(250),
-            attempts: (Duration::from_millis(50), Duration::from_secs(1)),
-        }
-    }
-}
 
 /// See the module.
 pub struct Queued<L: Synchronous> {
@@ -208,7 +102,7 @@ impl<L: Synchronous> Queued<L> {
                     // Not logged here, where the caller holds a lock.
                     return Err(Refused {
                         reason: format!("no thread for the library's blocking calls: {error}"),
-                        ..Refused::from(abi::NO_RESOURCES)
+                        ..Refused::from(Code::NEW_OBJECT_FAILED)
                     });
                 }
                 let lane = Lane {
@@ -311,7 +205,7 @@ impl<L: Synchronous> Backend for Queued<L> {
         if batch.peer() == self.endpoint() {
             return Err(Refused {
                 reason: "the published library does not transfer to its own process".to_owned(),
-                ..Refused::from(Code(abi::SMEM_INVALID_PARAM))
+                ..Refused::from(Code::INVALID_PARAM)
             });
         }
         let remote = batch.remote().first().copied();
@@ -322,7 +216,7 @@ impl<L: Synchronous> Backend for Queued<L> {
     fn query(&self, id: BatchId) -> Query {
         let mut queues = self.shared.queues.lock();
         match queues.batches.get(&id.0) {
-            None => Query::Error(abi::NOT_EXIST),
+            None => Query::Error(Code::OBJECT_NOT_EXISTS),
             Some(State::Waiting) => Query::Pending,
             Some(State::Unproven(code, since)) => match since.elapsed() < self.shared.pace.grace {
                 true => Query::Pending,

@@ -13,14 +13,27 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tracing::warn;
 
-use crate::abi;
-use crate::config::LogLevel;
+use super::abi;
+use crate::code::Code;
+use crate::config::{LogLevel, Protocol};
 use crate::endpoint::{MAX_BYTES, excerpt};
-use crate::error::{Code, Error};
+use crate::error::Error;
 use crate::limit::Limiter;
-use crate::memory::Region;
 use crate::process::Process;
-use crate::suspects::Suspects;
+use crate::region::Region;
+use crate::stale::Stale;
+
+/// The library's `smem_bm_data_op_type` \[pub\].
+pub fn data_op_type(protocol: Protocol) -> u32 {
+    match protocol {
+        Protocol::DeviceSdma => abi::SMEMB_DATA_OP_SDMA,
+        Protocol::DeviceRdma => abi::SMEMB_DATA_OP_DEVICE_RDMA,
+        Protocol::HostRdma => abi::SMEMB_DATA_OP_HOST_RDMA,
+        Protocol::DeviceUrma => abi::SMEMB_DATA_OP_DEVICE_URMA,
+        Protocol::DeviceUboe => abi::SMEMB_DATA_OP_DEVICE_UBOE,
+        Protocol::HostTcp => abi::SMEMB_DATA_OP_HOST_TCP,
+    }
+}
 
 /// Turns a vendor code into a `Result` that names the call.
 pub(crate) fn check(
@@ -73,7 +86,7 @@ pub(crate) fn initialise(
     let known = all.iter().find(|(known, _)| *known == library);
     let Some(&(_, first)) = known else {
         let code = init();
-        if code != abi::SM_REPEAT_CALL {
+        if Code(code) != Code::REPEAT_CALL {
             check("smem_trans_init", code, || format!(" (device {device})"))?;
         }
         all.push((library, device));
@@ -103,15 +116,15 @@ static WATCHES: LazyLock<Mutex<Watches>> = LazyLock::new(Mutex::default);
 #[derive(Default)]
 struct Watches {
     latest: usize,
-    by_number: HashMap<usize, Arc<Suspects>>,
+    by_number: HashMap<usize, Arc<Stale>>,
 }
 
 impl PeerWatch {
-    pub(crate) fn new(suspects: Arc<Suspects>) -> Self {
+    pub(crate) fn new(stale: Arc<Stale>) -> Self {
         let mut watches = WATCHES.lock();
         watches.latest += 1;
         let number = watches.latest;
-        watches.by_number.insert(number, suspects);
+        watches.by_number.insert(number, stale);
         Self {
             number,
             process: Process::current(),
@@ -172,12 +185,12 @@ unsafe extern "C" fn peer_down(peer: *const c_char, user: *mut c_void) {
             unsafe { CStr::from_ptr(peer) }.to_string_lossy()
         };
         let watch = WATCHES.lock().by_number.get(&user.addr()).cloned();
-        let Some(suspects) = watch else {
+        let Some(stale) = watch else {
             return;
         };
         // A longer name is nobody's endpoint.
         if peer.len() <= MAX_BYTES {
-            suspects.mark(&peer);
+            stale.mark(&peer);
         }
         let peer = excerpt(&peer, MAX_BYTES);
         if let Some(passed_over) = DOWN.admit(&peer) {
@@ -340,13 +353,27 @@ mod tests {
 
     #[test]
     fn b10_a_name_that_fits_no_endpoint_marks_nobody() {
-        let suspects = Arc::new(Suspects::default());
-        let watch = PeerWatch::new(Arc::clone(&suspects));
+        let stale = Arc::new(Stale::default());
+        let watch = PeerWatch::new(Arc::clone(&stale));
         let long = std::ffi::CString::new(vec![b'x'; 1 << 20]).expect("no NUL");
         library_says_down(&watch, &long);
-        assert_eq!(suspects.latest(), 0);
+        assert_eq!(stale.latest(), 0);
         library_says_down(&watch, c"10.0.0.1:1");
-        assert!(suspects.marked_since("10.0.0.1:1", 0));
+        assert!(stale.marked_since("10.0.0.1:1", 0));
+    }
+
+    #[test]
+    fn case_09_each_protocol_reaches_the_library_as_its_own_bit() {
+        for (protocol, bit) in [
+            (Protocol::DeviceSdma, 1 << 0),
+            (Protocol::HostRdma, 1 << 1),
+            (Protocol::HostTcp, 1 << 2),
+            (Protocol::DeviceRdma, 1 << 3),
+            (Protocol::DeviceUrma, 1 << 6),
+            (Protocol::DeviceUboe, 1 << 7),
+        ] {
+            assert_eq!(data_op_type(protocol), bit, "{protocol}");
+        }
     }
 
     #[test]
@@ -359,7 +386,7 @@ mod tests {
             })
         };
         init(-1).expect_err("refused");
-        init(abi::SM_REPEAT_CALL).expect("somebody else did");
+        init(Code::REPEAT_CALL.0).expect("somebody else did");
         init(-1).expect("known");
         assert_eq!(calls, 2);
     }

@@ -15,10 +15,10 @@ use libloading::os::unix::Library as Linked;
 use parking_lot::Mutex;
 use tracing::{debug, info, warn};
 
+use super::{host_ranges, library};
 use crate::config::Protocol;
 use crate::error::Error;
-use crate::memory::Region;
-use crate::{host_ranges, library};
+use crate::region::Region;
 
 const LIBRARY: &str = "libascendcl.so";
 const ACL_SUCCESS: c_int = 0;

@@ -14,46 +14,10 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// Success \[pub\].
-pub const SM_OK: i32 = 0;
-/// Unspecified failure \[pub\].
-pub const SM_ERROR: i32 = -1;
-/// A batch that is still running.
-///
-/// The specification names it without a number and no published header has it;
-/// 1 is what the predecessor of this transport used. If it is wrong, "pending"
-/// reads as a query error, so it can be set without a rebuild
-/// (`transports/memfabric/need_retry_code`).
-pub const SM_NEED_RETRY: i32 = 1;
-/// `smem_trans_init` was already called in this process \[pub\].
-pub const SM_REPEAT_CALL: i32 = -2005;
-
 /// Refusals of a batch that may also mean that a part of it was accepted:
 /// SM_TIMEOUT, SM_RECONNECT and SM_PARTIAL_FAILED. A guess from the names, on the
 /// safe side: if it is wrong, arrays are kept that nobody reads.
 pub const MAY_BE_PARTLY_ACCEPTED: [i32; 3] = [-2004, -2010, -2012];
-
-/// Every code that has a name, with the library's own spelling \[pub\].
-pub const CODES: [(i32, &str); 18] = [
-    (SM_OK, "SM_OK"),
-    (SM_ERROR, "SM_ERROR"),
-    (-2000, "SM_INVALID_PARAM"),
-    (-2001, "SM_MALLOC_FAILED"),
-    (-2002, "SM_NEW_OBJECT_FAILED"),
-    (-2003, "SM_NOT_STARTED"),
-    (-2004, "SM_TIMEOUT"),
-    (SM_REPEAT_CALL, "SM_REPEAT_CALL"),
-    (-2006, "SM_DUPLICATED_OBJECT"),
-    (-2007, "SM_OBJECT_NOT_EXISTS"),
-    (-2008, "SM_NOT_INITIALIZED"),
-    (-2009, "SM_RESOURCE_IN_USE"),
-    (-2010, "SM_RECONNECT"),
-    (-2011, "SM_GET_OBJIECT"),
-    (-2012, "SM_PARTIAL_FAILED"),
-    (-2013, "SM_INNER_BUSY"),
-    (-2014, "SM_NOT_CONNECTED"),
-    (-2015, "SMEM_BUFFER_TOO_SMALL"),
-];
 
 /// `smem_trans_role_t`: both ends must be BOTH, for two ends with the same
 /// one-sided role do not record each other's memory \[fork\].
@@ -68,6 +32,8 @@ pub const SMEM_TRANS_WRITE: u32 = 1;
 pub const SMEMB_DATA_OP_SDMA: u32 = 1 << 0;
 /// See [`SMEMB_DATA_OP_SDMA`].
 pub const SMEMB_DATA_OP_HOST_RDMA: u32 = 1 << 1;
+/// TCP between hosts, which needs no NPU; of the published library alone.
+pub const SMEMB_DATA_OP_HOST_TCP: u32 = 1 << 2;
 /// See [`SMEMB_DATA_OP_SDMA`].
 pub const SMEMB_DATA_OP_DEVICE_RDMA: u32 = 1 << 3;
 /// See [`SMEMB_DATA_OP_SDMA`].
@@ -240,6 +206,7 @@ pub type smem_get_abi_version = unsafe extern "C" fn() -> u32;
 
 const _: () = {
     use std::mem::{align_of, offset_of, size_of};
+    assert!(SMEM_URL_BYTES == crate::endpoint::MAX_BYTES + 1);
     assert!(size_of::<smem_tls_config>() == 1793);
     assert!(align_of::<smem_tls_config>() == 1);
     assert!(size_of::<smem_trans_config_t>() == 1944);

@@ -12,19 +12,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::{info, warn};
 
+use super::library::Library;
 use super::liveness::Liveness;
 use super::names::Names;
-use super::queue::{Pieces, Queued, Synchronous};
-use super::{Library, Role, Settings, abi, log};
+use super::queue::Queued;
+use super::synchronous::{Pieces, Synchronous};
+use super::{abi, log};
 use crate::backend::Opcode;
+use crate::code::Code;
 use crate::config::Config;
-use crate::device;
+use crate::config::Role;
+use crate::config::v1::Settings;
 use crate::endpoint::{Endpoint, Host};
-use crate::error::{Code, Error};
-use crate::memory::Region;
+use crate::error::Error;
 use crate::process::Process;
-use crate::suspects::Suspects;
-use crate::vendor::{self, PeerWatch, check, set_log_level};
+use crate::region::Region;
+use crate::stale::Stale;
+use crate::vendor::cann;
+use crate::vendor::session::{self, PeerWatch, check, data_op_type, set_log_level};
 
 /// See the module.
 pub struct Instance {
@@ -51,21 +56,21 @@ impl Queued<Instance> {
     ///
     /// # Errors
     ///
-    /// Those of [`Library::load`] and [`device::current`];
+    /// Those of [`Library::load`] and [`cann::current`];
     /// [`Error::NoUniqueId`]; [`Error::Vendor`] for a call that answered a
     /// failure; [`Error::JoinFailed`] where create answered NULL.
     pub(crate) fn open(
         config: &Config,
         settings: &Settings,
-        suspects: Arc<Suspects>,
+        stale: Arc<Stale>,
     ) -> Result<Self, Error> {
-        let instance = Instance::open(config, settings, suspects)?;
+        let instance = Instance::open(config, settings, stale)?;
         Ok(Self::new(instance, settings.patience))
     }
 }
 
 impl Instance {
-    fn open(config: &Config, settings: &Settings, suspects: Arc<Suspects>) -> Result<Self, Error> {
+    fn open(config: &Config, settings: &Settings, stale: Arc<Stale>) -> Result<Self, Error> {
         let library = Arc::new(Library::load(&config.library)?);
         info!(
             library = %library.path().display(),
@@ -74,7 +79,7 @@ impl Instance {
         );
         log::take(&library);
         set_log_level(library.smem_set_log_level, config.log_level);
-        let device = device::current(config.protocol)?;
+        let device = cann::current(config.protocol)?;
         let (port, endpoint) = unique_id(config.host, settings.port)?;
         let vendor = vendor_config(&library, config, settings, device)?;
         initialise(&library, settings, device, &vendor)?;
@@ -85,7 +90,7 @@ impl Instance {
             "joining the configuration store"
         );
         let handle = Handle::create(&library, config, settings, &endpoint, &vendor)?;
-        let watch = PeerWatch::new(suspects);
+        let watch = PeerWatch::new(stale);
         // SAFETY: the handle is live and of this library.
         unsafe {
             watch.attach(library.smem_trans_set_peer_down_callback, handle.handle);
@@ -220,9 +225,12 @@ fn vendor_config(
     // SAFETY: writes one config through the pointer and keeps nothing.
     let code = unsafe { (library.smem_trans_config_init)(&raw mut vendor) };
     check("smem_trans_config_init", code, String::new)?;
-    vendor.role = settings.role.vendor_role();
+    vendor.role = match settings.role {
+        Role::Sender => abi::SMEM_TRANS_SENDER,
+        Role::Receiver => abi::SMEM_TRANS_RECEIVER,
+    };
     vendor.deviceId = device;
-    vendor.dataOpType = config.protocol.data_op_type();
+    vendor.dataOpType = data_op_type(config.protocol);
     if let Some(nic) = &settings.nic {
         // The settings hold it to this size.
         for (to, from) in vendor.nic.iter_mut().zip(nic.as_bytes_with_nul()) {
@@ -253,7 +261,7 @@ fn initialise(
             );
         }
     }
-    vendor::initialise(library.smem_trans_init as usize, device, || {
+    session::initialise(library.smem_trans_init as usize, device, || {
         // SAFETY: reads one config during the call.
         unsafe { (library.smem_trans_init)(&raw const *vendor) }
     })
@@ -336,7 +344,7 @@ impl Synchronous for Instance {
         // SAFETY: the handle is live and of this library; the caller keeps the
         // memory mapped until `deregister`.
         unsafe {
-            vendor::register(
+            session::register(
                 self.library.smem_trans_register_mem,
                 self.library.smem_trans_batch_register_mem,
                 self.handle.handle,
@@ -348,7 +356,7 @@ impl Synchronous for Instance {
     fn deregister(&self, address: usize) -> Result<(), Error> {
         // SAFETY: the handle is live and of this library.
         unsafe {
-            vendor::deregister(
+            session::deregister(
                 self.library.smem_trans_deregister_mem,
                 self.handle.handle,
                 address,

@@ -1,18 +1,17 @@
 //! The published library's C ABI (1.3.0 on PyPI), as far as it is used here.
 //!
 //! Names are the library's own. What both generations share is in
-//! [`crate::abi`]. All of it is \[pub\]: the headers that ship with the library.
+//! [`crate::vendor::abi`]. All of it is \[pub\]: the headers that ship with the library.
 #![allow(non_camel_case_types, non_snake_case)]
 
 use std::ffi::{c_char, c_void};
 
-use crate::abi::SMEM_URL_BYTES;
-pub use crate::abi::{
+use crate::vendor::abi::SMEM_URL_BYTES;
+pub use crate::vendor::abi::{
     smem_set_log_level, smem_tls_config, smem_trans_batch_register_mem, smem_trans_deregister_mem,
     smem_trans_destroy, smem_trans_register_mem, smem_trans_set_peer_down_callback, smem_trans_t,
     smem_trans_uninit,
 };
-use crate::error::Code;
 
 /// Functions that this generation of the library must export.
 pub const FUNCTIONS: usize = 15;
@@ -22,20 +21,8 @@ pub const SMEM_TRANS_SENDER: u32 = 1;
 /// `smem_trans_role_t`: receives.
 pub const SMEM_TRANS_RECEIVER: u32 = 2;
 
-/// `smem_bm_data_op_type`: TCP between hosts, which needs no NPU.
-pub const SMEMB_DATA_OP_HOST_TCP: u32 = 1 << 2;
-
 /// Most peers that one instance can have.
 pub const SMEM_TRANS_RANK_COUNT_MAX: usize = 512;
-
-/// Failed, for no reason that has a code of its own.
-pub const ERROR: Code = Code(-1);
-/// No such batch.
-pub const NOT_EXIST: Code = Code(-2007);
-/// Out of something, such as threads.
-pub const NO_RESOURCES: Code = Code(-2002);
-/// Also the answer for a peer or a remote range that is not known yet.
-pub const SMEM_INVALID_PARAM: i32 = -2000;
 
 /// What `smem_trans_init` and `smem_trans_create` are told.
 #[repr(C)]

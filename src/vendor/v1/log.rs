@@ -12,9 +12,9 @@ use std::sync::LazyLock;
 
 use tracing::{debug, warn};
 
-use super::{Library, abi};
+use super::library::Library;
+use crate::code::Code;
 use crate::endpoint::{Endpoint, excerpt};
-use crate::error::Code;
 use crate::limit::Limiter;
 
 /// Most errors that are held back for one copy.
@@ -53,7 +53,7 @@ pub(super) fn of_no_interest(call: impl FnOnce()) {
 pub(super) fn of_copy(peer: &Endpoint, copy: impl FnOnce() -> Code) -> Code {
     let (code, lines) = holding(copy);
     let rest = match lines.split_first() {
-        Some((first, rest)) if code.0 != abi::SMEM_INVALID_PARAM => {
+        Some((first, rest)) if code != Code::INVALID_PARAM => {
             warn_of(peer.as_str(), first, rest.len());
             rest
         }

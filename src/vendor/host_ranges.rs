@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::RwLock;
 
-use crate::memory::Region;
+use crate::region::Region;
 
 static RANGES: RwLock<BTreeMap<usize, Range>> = RwLock::new(BTreeMap::new());
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library as Linked, RTLD_LOCAL, RTLD_NOW};
 
-use crate::abi;
+use super::abi;
 use crate::config::Generation;
 use crate::error::Error;
 
@@ -73,7 +73,7 @@ macro_rules! symbols {
 
             /// The functions, or the names of those that are missing.
             fn resolve(
-                opened: &$crate::library::Opened,
+                opened: &$crate::vendor::library::Opened,
             ) -> Result<Self, Vec<&'static str>> {
                 let mut missing = Vec::new();
                 $(
@@ -96,7 +96,7 @@ macro_rules! symbols {
 
             /// The library's own `major.minor`, if it tells one \[pub\].
             pub fn abi_version(&self) -> Option<String> {
-                self.abi_version.map($crate::library::major_minor)
+                self.abi_version.map($crate::vendor::library::major_minor)
             }
 
             /// The file that the dynamic linker took, or the name that was asked
@@ -172,12 +172,43 @@ impl Opened {
 
     /// The error about `missing` symbols; closes the library, so that a later
     /// attempt may find another file under the same name.
-    pub(crate) fn lacks(self, wanted: Generation, missing: Vec<&'static str>) -> Error {
+    pub(crate) fn lacks(
+        self,
+        wanted: Generation,
+        functions: usize,
+        missing: Vec<&'static str>,
+    ) -> Error {
+        let version = self.abi_version();
         Error::SymbolsMissing {
             library: self.name.display().to_string(),
-            wanted,
+            revision: revision(wanted, version, missing.len() == functions),
+            advice: other_generation(wanted, version),
             missing,
-            abi_version: self.abi_version(),
+        }
+    }
+}
+
+fn revision(wanted: Generation, abi_version: Option<u32>, missing_all: bool) -> String {
+    let age = match wanted {
+        Generation::Batched => "an older, incompatible",
+        Generation::V1 => "not the published 1.x",
+    };
+    match abi_version {
+        Some(version) => format!("{age} revision (ABI version {})", major_minor(version)),
+        None if missing_all => "not MemFabric's library".to_owned(),
+        None => format!("{age} revision of MemFabric"),
+    }
+}
+
+/// The fix, where the library looks like one of the other generation.
+fn other_generation(wanted: Generation, abi_version: Option<u32>) -> &'static str {
+    match (wanted, abi_version) {
+        (Generation::Batched, Some(version)) if version >> 16 == 1 => {
+            "; to use the published 1.x library, set transports/memfabric/abi to \"v1\" (MF_ABI=v1)"
+        }
+        (Generation::Batched, _) => "",
+        (Generation::V1, _) => {
+            "; for another library than the published 1.x one, leave transports/memfabric/abi (MF_ABI) out"
         }
     }
 }
@@ -221,7 +252,7 @@ impl Library {
                 opened.keep();
                 Ok(library)
             }
-            Err(missing) => Err(opened.lacks(Generation::Asynchronous, missing)),
+            Err(missing) => Err(opened.lacks(Generation::Batched, abi::FUNCTIONS, missing)),
         }
     }
 }

@@ -90,7 +90,7 @@ fn of_this_thread(ask: impl FnOnce(&mut Segments) -> bool) -> bool {
 /// The marks. Its lock is never held across a vendor call or a log line, so
 /// that the peer-down callback may take it inside any vendor call.
 #[derive(Debug, Default)]
-pub(crate) struct Suspects {
+pub(crate) struct Stale {
     /// Number of the latest mark; 0 before the first.
     latest: AtomicU64,
     marks: Mutex<Marks>,
@@ -103,7 +103,7 @@ struct Marks {
     discarded: u64,
 }
 
-impl Suspects {
+impl Stale {
     /// Marks `endpoint`.
     pub(crate) fn mark(&self, endpoint: &str) {
         let mut marks = self.marks.lock();
@@ -182,28 +182,28 @@ mod tests {
 
     #[test]
     fn a_mark_is_new_to_each_caller_once() {
-        let suspects = Suspects::default();
-        assert_eq!(suspects.latest(), 0);
-        suspects.mark("10.0.0.1:1");
-        assert!(suspects.marked_since("10.0.0.1:1", 0));
-        assert!(!suspects.marked_since("10.0.0.2:1", 0));
-        let seen = suspects.latest();
-        assert!(!suspects.marked_since("10.0.0.1:1", seen));
-        suspects.mark("10.0.0.1:1");
-        assert!(suspects.marked_since("10.0.0.1:1", seen));
+        let stale = Stale::default();
+        assert_eq!(stale.latest(), 0);
+        stale.mark("10.0.0.1:1");
+        assert!(stale.marked_since("10.0.0.1:1", 0));
+        assert!(!stale.marked_since("10.0.0.2:1", 0));
+        let seen = stale.latest();
+        assert!(!stale.marked_since("10.0.0.1:1", seen));
+        stale.mark("10.0.0.1:1");
+        assert!(stale.marked_since("10.0.0.1:1", seen));
     }
 
     #[test]
     fn each_thread_refreshes_a_marked_segment_once() {
-        let suspects = Suspects::default();
-        assert!(!suspects.must_refresh(1, 7, b"10.0.0.1:1"));
-        suspects.mark("10.0.0.1:1");
+        let stale = Stale::default();
+        assert!(!stale.must_refresh(1, 7, b"10.0.0.1:1"));
+        stale.mark("10.0.0.1:1");
         let refreshes = || {
             (
-                suspects.must_refresh(1, 8, b"10.0.0.2:1"),
-                suspects.must_refresh(1, 7, b"10.0.0.1:1"),
-                suspects.must_refresh(1, 7, b"10.0.0.1:1"),
-                suspects.must_refresh(2, 7, b"10.0.0.1:1"),
+                stale.must_refresh(1, 8, b"10.0.0.2:1"),
+                stale.must_refresh(1, 7, b"10.0.0.1:1"),
+                stale.must_refresh(1, 7, b"10.0.0.1:1"),
+                stale.must_refresh(2, 7, b"10.0.0.1:1"),
             )
         };
         assert_eq!(refreshes(), (false, true, false, true));
@@ -211,10 +211,10 @@ mod tests {
             let other = scope.spawn(refreshes).join().expect("no panic");
             assert_eq!(other, (false, true, false, true));
         });
-        suspects.mark("10.0.0.1:1");
+        stale.mark("10.0.0.1:1");
         let later = || Instant::now() + INTERVAL;
         assert!(
-            suspects.must_refresh_at(1, 7, b"10.0.0.1:1", later),
+            stale.must_refresh_at(1, 7, b"10.0.0.1:1", later),
             "marked again"
         );
     }
@@ -226,15 +226,15 @@ mod tests {
 
     #[test]
     fn b05_a_description_is_read_again_once_a_second_whatever_the_reason() {
-        let suspects = Suspects::default();
+        let stale = Stale::default();
         let begun = Instant::now();
-        let lacks = |segment, ms| suspects.may_reread_at(1, segment, clock(begun, ms));
+        let lacks = |segment, ms| stale.may_reread_at(1, segment, clock(begun, ms));
         let suspect =
-            |segment, ms| suspects.must_refresh_at(1, segment, b"10.0.0.1:1", clock(begun, ms));
+            |segment, ms| stale.must_refresh_at(1, segment, b"10.0.0.1:1", clock(begun, ms));
         assert!(lacks(7, 0));
         for ms in 0..1000 {
             assert!(!lacks(7, ms), "after {ms} ms");
-            suspects.mark("10.0.0.1:1");
+            stale.mark("10.0.0.1:1");
             assert!(!suspect(7, ms), "after {ms} ms");
         }
         assert!(lacks(8, 5), "another peer has its own second");
@@ -245,40 +245,40 @@ mod tests {
 
     #[test]
     fn b05_a_thousand_marks_are_a_few_reads_and_the_last_one_is_not_lost() {
-        let suspects = Suspects::default();
+        let stale = Stale::default();
         let begun = Instant::now();
         let mut reads = 0;
         for ms in 0..1000 {
-            suspects.mark("10.0.0.1:1");
-            reads += u32::from(suspects.must_refresh_at(1, 7, b"10.0.0.1:1", clock(begun, ms)));
+            stale.mark("10.0.0.1:1");
+            reads += u32::from(stale.must_refresh_at(1, 7, b"10.0.0.1:1", clock(begun, ms)));
         }
         assert_eq!(reads, 1);
         // Nothing is marked after that, yet the peer is read again.
-        assert!(suspects.must_refresh_at(1, 7, b"10.0.0.1:1", clock(begun, 1000)));
-        suspects.mark("10.0.0.1:1");
+        assert!(stale.must_refresh_at(1, 7, b"10.0.0.1:1", clock(begun, 1000)));
+        stale.mark("10.0.0.1:1");
         let later = clock(begun, 60_000);
         assert!(
-            suspects.must_refresh_at(1, 7, b"10.0.0.1:1", later),
+            stale.must_refresh_at(1, 7, b"10.0.0.1:1", later),
             "at once if the last read is long ago"
         );
     }
 
     #[test]
     fn b09_what_a_thread_knows_of_segments_is_bounded() {
-        let suspects = Suspects::default();
-        suspects.mark("10.0.0.1:1");
+        let stale = Stale::default();
+        stale.mark("10.0.0.1:1");
         let begun = Instant::now();
         for segment in 0..3 * MAX_SEGMENTS as u64 {
-            let _ = suspects.must_refresh_at(1, segment, b"10.0.0.2:1", clock(begun, 0));
-            let _ = suspects.may_reread_at(2, segment, clock(begun, segment));
+            let _ = stale.must_refresh_at(1, segment, b"10.0.0.2:1", clock(begun, 0));
+            let _ = stale.may_reread_at(2, segment, clock(begun, segment));
             SEGMENTS.with_borrow(|segments| assert!(segments.0.len() <= MAX_SEGMENTS));
         }
         let latest = 3 * MAX_SEGMENTS as u64 - 1;
         assert!(
-            !suspects.may_reread_at(2, latest, clock(begun, latest)),
+            !stale.may_reread_at(2, latest, clock(begun, latest)),
             "the limit of the latest peer is forgotten"
         );
-        assert!(suspects.must_refresh_at(1, 1, b"10.0.0.1:1", clock(begun, 0)));
+        assert!(stale.must_refresh_at(1, 1, b"10.0.0.1:1", clock(begun, 0)));
     }
 
     #[test]
@@ -286,11 +286,11 @@ mod tests {
         struct AtTheEnd;
         impl Drop for AtTheEnd {
             fn drop(&mut self) {
-                let suspects = Suspects::default();
-                suspects.mark("10.0.0.1:1");
+                let stale = Stale::default();
+                stale.mark("10.0.0.1:1");
                 // SEGMENTS may be there or not; neither panics.
-                let _ = suspects.must_refresh(1, 7, b"10.0.0.1:1");
-                let _ = suspects.may_reread(1, 7);
+                let _ = stale.must_refresh(1, 7, b"10.0.0.1:1");
+                let _ = stale.may_reread(1, 7);
             }
         }
         thread_local! {
@@ -299,7 +299,7 @@ mod tests {
         }
         std::thread::spawn(|| {
             BEFORE.with(|_| {});
-            let _ = Suspects::default().may_reread(1, 7);
+            let _ = Stale::default().may_reread(1, 7);
             AFTER.with(|_| {});
         })
         .join()
@@ -308,12 +308,12 @@ mod tests {
 
     #[test]
     fn discarded_marks_make_everybody_suspect_rather_than_nobody() {
-        let suspects = Suspects::default();
+        let stale = Stale::default();
         for port in 0..=MAX_ENDPOINTS {
-            suspects.mark(&format!("10.0.0.1:{port}"));
+            stale.mark(&format!("10.0.0.1:{port}"));
         }
-        assert!(suspects.marks.lock().by_endpoint.len() <= MAX_ENDPOINTS);
-        assert!(suspects.marked_since("10.0.0.1:0", 0));
-        assert!(!suspects.marked_since("10.0.0.1:0", suspects.latest()));
+        assert!(stale.marks.lock().by_endpoint.len() <= MAX_ENDPOINTS);
+        assert!(stale.marked_since("10.0.0.1:0", 0));
+        assert!(!stale.marked_since("10.0.0.1:0", stale.latest()));
     }
 }

@@ -27,54 +27,17 @@ use std::time::{Duration, Instant};
 use parking_lot::MutexGuard;
 use tracing::{info, warn};
 
-use super::abi;
-use super::queue::Synchronous;
-use super::worker::{Guard, Job, Shared, State, aside};
+use super::lanes::{Guard, Job, Proof, Shared, State, Unproven, aside};
+use super::synchronous::Synchronous;
 use crate::backend::{CopyBatch, Opcode};
+use crate::code::Code;
 use crate::endpoint::Endpoint;
-use crate::error::Code;
 
 /// The longest that a worker rests at a peer while another peer has nobody.
 const WANTED: Duration = Duration::from_millis(10);
 
 /// Where probes read to. They may be late as well, so it is never freed.
 static SCRATCH: AtomicU8 = AtomicU8::new(0);
-
-/// The failed copies to one peer.
-pub(super) struct Unproven {
-    /// Their batches.
-    batches: Vec<u64>,
-    /// How the first of them failed, and when.
-    code: Code,
-    since: Instant,
-    /// Reads the first byte of the oldest; None if that had no pieces. Made once
-    /// and kept, for a probe's arrays are in use like those of any other copy.
-    probe: Option<CopyBatch>,
-    /// The pause that comes next.
-    pause: Duration,
-    attempts: u64,
-    /// Whether it was said that the peer is not proven, and that it is forgotten.
-    told: bool,
-    told_forgotten: bool,
-}
-
-/// What has shown that failed copies are over.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Proof {
-    /// A later copy to the same peer.
-    Copy,
-    /// The end of the peer's process.
-    Death,
-}
-
-impl Proof {
-    fn text(self) -> &'static str {
-        match self {
-            Self::Copy => "a later copy succeeded",
-            Self::Death => "the peer's process has ended",
-        }
-    }
-}
 
 fn probe(peer: Endpoint, remote: usize) -> CopyBatch {
     let mut probe = CopyBatch::default();
@@ -151,7 +114,7 @@ impl<L: Synchronous> Shared<L> {
         // after a proof or with the library, and which nobody changes; the byte that
         // is written is never freed and is read by nobody.
         let code = unsafe { self.call(queues, pieces) };
-        if code == Some(Code(abi::SMEM_INVALID_PARAM)) {
+        if code == Some(Code::INVALID_PARAM) {
             self.tell_forgotten(queues, &peer);
         }
         code == Some(Code::OK)

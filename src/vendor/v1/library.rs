@@ -7,7 +7,7 @@ use std::path::Path;
 use super::abi;
 use crate::config::Generation;
 use crate::error::Error;
-use crate::library::{Opened, symbols};
+use crate::vendor::library::{Opened, symbols};
 
 symbols! {
     smem_trans_init,
@@ -47,7 +47,7 @@ impl Library {
                 opened.keep();
                 Ok(library)
             }
-            Err(missing) => Err(opened.lacks(Generation::Published, missing)),
+            Err(missing) => Err(opened.lacks(Generation::V1, abi::FUNCTIONS, missing)),
         }
     }
 }

@@ -2,120 +2,24 @@
 // Makes the library's calls, with argument arrays by address.
 #![allow(unsafe_code)]
 
-use std::collections::{HashMap, VecDeque};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread::{self, JoinHandle};
+use std::thread::{self};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 use tracing::warn;
 
-use super::abi;
-use super::proof::{Proof, Unproven};
-use super::queue::{Pace, Pieces, Synchronous};
-use crate::endpoint::Endpoint;
-use crate::error::Code;
-use crate::limit::Limiter;
+use super::lanes::{Guard, Job, Proof, Shared, State, aside};
+use super::synchronous::{Pieces, Synchronous};
+use crate::code::Code;
 use crate::process;
 
 /// First and longest pause before a transfer is tried again.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
-/// What a [`Queued`](super::Queued) and its workers have in common.
-pub(super) struct Shared<L> {
-    // Fields drop in this order: the library ends before the arrays of a probe
-    // that it may still use.
-    pub(super) library: L,
-    pub(super) pace: Pace,
-    pub(super) queues: Mutex<Queues>,
-    /// Signalled when a peer is ready, and when it is closed.
-    pub(super) work: Condvar,
-    /// Signalled when a pause may have to end: at each submission, and when it is
-    /// closed.
-    pub(super) stirred: Condvar,
-    pub(super) limiter: Limiter,
-}
-
-#[derive(Default)]
-pub(super) struct Queues {
-    pub(super) latest: u64,
-    /// Batches without an answered query.
-    pub(super) batches: HashMap<u64, State>,
-    /// Peers that have something to do.
-    pub(super) lanes: HashMap<Endpoint, Lane>,
-    /// Those of them that no worker is at.
-    pub(super) ready: VecDeque<Endpoint>,
-    pub(super) idle: usize,
-    pub(super) workers: usize,
-    pub(super) threads: Vec<JoinHandle<()>>,
-    /// Workers that have left and were not joined.
-    pub(super) left: Vec<JoinHandle<()>>,
-    /// Calls of the library that are being made.
-    pub(super) calls: usize,
-    /// No call is begun any more.
-    pub(super) closed: bool,
-    /// A teardown wants a moment without a call: no probe is begun any more.
-    pub(super) no_probes: bool,
-    /// The library has ended, or is ending.
-    pub(super) ended: bool,
-}
-
-/// What is known of a batch.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum State {
-    /// It is queued, or its copy is under way.
-    Waiting,
-    /// Its copy failed with this code then, and may still be under way.
-    Unproven(Code, Instant),
-    /// It has ended: nothing of it is under way.
-    Ended(Code),
-}
-
-/// What is to be done for a peer, by one worker at a time.
-#[derive(Default)]
-pub(super) struct Lane {
-    pub(super) waiting: VecDeque<Job>,
-    /// Copies that have failed and may still be under way.
-    pub(super) unproven: Option<Unproven>,
-}
-
-pub(super) struct Job {
-    pub(super) id: u64,
-    pub(super) pieces: Pieces,
-    /// Its first remote address: the library may have changed the array when that
-    /// is asked for.
-    pub(super) remote: Option<usize>,
-}
-
-impl Job {
-    pub(super) fn peer(&self) -> Endpoint {
-        self.pieces.peer
-    }
-}
-
-pub(super) type Guard<'a> = MutexGuard<'a, Queues>;
-
 impl<L: Synchronous> Shared<L> {
-    pub(super) fn new(library: L, pace: Pace) -> Self {
-        Self {
-            library,
-            pace,
-            queues: Mutex::default(),
-            work: Condvar::new(),
-            stirred: Condvar::new(),
-            limiter: Limiter::default(),
-        }
-    }
-
-    /// No call is begun any more, and whoever waits looks around.
-    pub(super) fn close(&self, queues: &mut Queues) {
-        queues.closed = true;
-        self.work.notify_all();
-        self.stirred.notify_all();
-    }
-
     /// A worker's life.
     pub(super) fn serve(&self) {
         let mut queues = self.queues.lock();
@@ -172,7 +76,7 @@ impl<L: Synchronous> Shared<L> {
             // Closed before it began.
             return;
         };
-        if let Code::OK | Code(abi::SMEM_INVALID_PARAM) = code {
+        if let Code::OK | Code::INVALID_PARAM = code {
             queues.settle(job.id, State::Ended(code));
         } else {
             self.keep_unproven(queues, &job, code);
@@ -196,7 +100,7 @@ impl<L: Synchronous> Shared<L> {
             let Some(code) = (unsafe { self.call(queues, pieces) }) else {
                 return unknown;
             };
-            if code.0 != abi::SMEM_INVALID_PARAM {
+            if code != Code::INVALID_PARAM {
                 return Some(code);
             }
             unknown = Some(code);
@@ -229,7 +133,7 @@ impl<L: Synchronous> Shared<L> {
             // SAFETY: the caller's conditions are the same.
             let copy = || unsafe { self.library.copy(pieces) };
             // A panic, such as that of a log sink, says nothing about the copy.
-            catch_unwind(AssertUnwindSafe(copy)).unwrap_or(abi::ERROR)
+            catch_unwind(AssertUnwindSafe(copy)).unwrap_or(Code::ERROR)
         });
         queues.calls -= 1;
         Some(code)
@@ -254,31 +158,5 @@ impl<L: Synchronous> Shared<L> {
         let until = Instant::now() + pause;
         while !queues.closed && !self.stirred.wait_until(queues, until).timed_out() {}
         queues.closed
-    }
-}
-
-/// Logs outside of the lock. A log sink may panic, and a worker must not end of it.
-pub(super) fn aside(queues: &mut Guard<'_>, log: impl FnOnce()) {
-    MutexGuard::unlocked(queues, || {
-        let _ = catch_unwind(AssertUnwindSafe(log));
-    });
-}
-
-impl Queues {
-    pub(super) fn unproven(&mut self, peer: &Endpoint) -> Option<&mut Unproven> {
-        self.lanes.get_mut(peer)?.unproven.as_mut()
-    }
-
-    /// Whether the worker at `peer` has something better to do than to prove.
-    pub(super) fn is_wanted(&self, peer: &Endpoint) -> bool {
-        let lane = self.lanes.get(peer);
-        self.closed || lane.is_none_or(|lane| !lane.waiting.is_empty())
-    }
-
-    /// Notes what became of a batch, unless it has ended.
-    pub(super) fn settle(&mut self, id: u64, state: State) {
-        if let Some(known @ (State::Waiting | State::Unproven(..))) = self.batches.get_mut(&id) {
-            *known = state;
-        }
     }
 }
