@@ -18,15 +18,18 @@ enum Command {
     Replay(replay::Args),
     Integrate(integrate::Args),
     Doctor(doctor::Args),
-    /// The other process of a replay
-    #[command(hide = true)]
-    ReplayTarget(replay::target::Args),
 }
 
 fn main() -> ExitCode {
+    if std::env::args_os()
+        .nth(1)
+        .is_some_and(|role| role == replay::target::ROLE)
+    {
+        let args = std::env::args_os().skip(1);
+        return replay::target::run(replay::target::Args::parse_from(args));
+    }
     match Cli::parse().command {
         Command::Replay(args) => replay::run(args),
-        Command::ReplayTarget(args) => replay::target::run(args),
         Command::Integrate(args) => integrate::run(args),
         Command::Doctor(args) => doctor::run(args),
     }

@@ -323,20 +323,42 @@ fn an_unknown_protocol_is_refused_also_with_the_emulator() {
     );
 }
 
+/// One file is enough, wherever it is.
 #[test]
-fn a_command_without_its_emulator_says_how_to_name_a_library() {
+fn the_command_alone_in_a_folder_replays() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let moved = folder.path().join("memfabric");
     // A copy would be busy while another thread starts a process.
     fs::hard_link(env!("CARGO_BIN_EXE_memfabric"), &moved).expect("on one file system");
-    let output = output(Command::new(moved).arg("replay"));
+    let mut command = Command::new(moved);
+    command.current_dir(&folder).env_clear().arg("replay");
+    let options = SMALL.map(|(name, value)| format!("{name}={value}"));
+    let output = output(command.args(options).arg("--requests=20"));
+    let told = format!("{}{}", stdout(&output), stderr(&output));
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(told.contains(" verified, 0 mismatches"), "{told}");
+}
+
+#[test]
+fn the_published_library_has_no_emulator() {
+    let output = output(replay(&[]).env("MF_ABI", "v1"));
     let told = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{told}");
     assert!(
-        told.contains("name a libmf_smem.so with --library"),
+        told.contains("name its libmf_smem.so with --library"),
         "{told}"
     );
-    assert_eq!(told.lines().count(), 1, "{told}");
+}
+
+#[test]
+fn a_misspelt_command_suggests_no_hidden_one() {
+    let output = output(Command::new(env!("CARGO_BIN_EXE_memfabric")).arg("replya"));
+    let told = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("'replay'") && !told.contains("target"),
+        "{told}"
+    );
 }
 
 #[test]

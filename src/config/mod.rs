@@ -4,6 +4,7 @@
 //! substitute. The environment wins over the TENT keys.
 
 mod given;
+mod linked;
 pub mod protocol;
 pub mod table;
 pub mod v1;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use tracing::warn;
 
 pub use given::{Given, LogLevel, TentSettings, Value, Values};
+pub use linked::Linked;
 pub use protocol::{Generation, Protocol, Role};
 
 use crate::code::Code;
@@ -31,6 +33,9 @@ pub const LIBRARY: &str = "libmf_smem.so";
 pub struct Config {
     /// Library to open: a name for the dynamic linker, or a path.
     pub library: PathBuf,
+    /// A library of asynchronous batches to use in its place, which this program
+    /// has linked in.
+    pub linked: Option<Linked>,
     /// The fabric.
     pub protocol: Protocol,
     /// Deadline of quiesce, and of waits for busy memory.
@@ -70,6 +75,7 @@ impl Config {
         };
         Ok(Self {
             library: PathBuf::from(LIBRARY),
+            linked: None,
             protocol: protocol(&given(&table::PROTOCOL), generation)?,
             v1,
             timeout: timeout(&given(&table::TRANSFER_TIMEOUT)),

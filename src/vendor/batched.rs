@@ -67,7 +67,10 @@ impl Batched {
     }
 
     pub(crate) fn open_with(config: &Config, stale: Arc<Stale>) -> Result<Self, Error> {
-        let library = Arc::new(Library::load(&config.library)?);
+        let library = Arc::new(match config.linked {
+            Some(linked) => Library::linked(linked)?,
+            None => Library::load(&config.library)?,
+        });
         info!(
             library = %library.path().display(),
             abi_version = library.abi_version().as_deref().unwrap_or("not told"),

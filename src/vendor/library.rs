@@ -6,10 +6,10 @@ use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::path::{Path, PathBuf};
 
-use libloading::os::unix::{Library as Linked, RTLD_LOCAL, RTLD_NOW};
+use libloading::os::unix::{Library as Mapped, RTLD_LOCAL, RTLD_NOW};
 
 use super::abi;
-use crate::config::Generation;
+use crate::config::{Generation, Linked};
 use crate::error::Error;
 
 /// Opens `name` with every symbol bound at once, or tells the linker's words.
@@ -17,12 +17,12 @@ use crate::error::Error;
 /// The name goes to the dynamic linker as it is, so a bare file name is looked
 /// up in `LD_LIBRARY_PATH` as it was when the process started, the cache and
 /// the default folders.
-pub(crate) fn open(name: &Path) -> Result<Linked, String> {
+pub(crate) fn open(name: &Path) -> Result<Mapped, String> {
     // SAFETY:
     // - initialisers: opening the library is what the user configured, and a
     //   vendor's library may be expected to load without breaking its host
     // - RTLD_LOCAL: its symbols interpose nobody else's
-    unsafe { Linked::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| linker_words(&error))
+    unsafe { Mapped::open(Some(name), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| linker_words(&error))
 }
 
 /// The whole source chain: the error itself says only "dlopen failed", and the
@@ -38,7 +38,7 @@ fn linker_words(error: &dyn std::error::Error) -> String {
 ///
 /// `F` must be the function pointer type of the symbol, and the pointer must
 /// not be called after `library` is closed.
-pub(crate) unsafe fn function<F: Copy>(library: &Linked, name: &str) -> Option<F> {
+pub(crate) unsafe fn function<F: Copy>(library: &Mapped, name: &str) -> Option<F> {
     // SAFETY: the caller vouches for F; Option of a function pointer is what a
     // symbol that may be null is read as.
     let symbol = unsafe { library.get::<Option<F>>(name) };
@@ -112,7 +112,12 @@ pub(crate) use symbols;
 /// A library that was opened and is closed again unless it is kept.
 pub(crate) struct Opened {
     name: PathBuf,
-    linked: Linked,
+    source: Source,
+}
+
+enum Source {
+    Mapped(Mapped),
+    Linked(Linked),
 }
 
 impl Opened {
@@ -122,13 +127,13 @@ impl Opened {
     ///
     /// [`Error::LibraryUnavailable`] with the dynamic linker's own words.
     pub(crate) fn open(name: &Path) -> Result<Self, Error> {
-        let linked = open(name).map_err(|linker| Error::LibraryUnavailable {
+        let mapped = open(name).map_err(|linker| Error::LibraryUnavailable {
             library: name.display().to_string(),
             linker,
         })?;
         Ok(Self {
             name: name.to_owned(),
-            linked,
+            source: Source::Mapped(mapped),
         })
     }
 
@@ -138,8 +143,17 @@ impl Opened {
     ///
     /// As there.
     pub(crate) unsafe fn function<F: Copy>(&self, name: &str) -> Option<F> {
-        // SAFETY: the caller's conditions are the same.
-        unsafe { function(&self.linked, name) }
+        match &self.source {
+            // SAFETY: the caller's conditions are the same.
+            Source::Mapped(mapped) => unsafe { function(mapped, name) },
+            Source::Linked(linked) => {
+                let pointer = linked.find(name)?;
+                debug_assert_eq!(size_of::<F>(), size_of_val(&pointer));
+                // SAFETY: the caller vouches for F being a function pointer, and who
+                // made `linked` for the function's type.
+                Some(unsafe { std::mem::transmute_copy(&pointer) })
+            }
+        }
     }
 
     /// Whether it exports `name`.
@@ -167,7 +181,7 @@ impl Opened {
 
     /// Leaves it mapped until the process ends.
     pub(crate) fn keep(self) {
-        let _mapped = ManuallyDrop::new(self.linked);
+        let _mapped = ManuallyDrop::new(self.source);
     }
 
     /// The error about `missing` symbols; closes the library, so that a later
@@ -246,7 +260,22 @@ impl Library {
     /// missing symbol. A refused library is closed again, so that a later
     /// attempt may find another file under the same name.
     pub fn load(name: &Path) -> Result<Self, Error> {
-        let opened = Opened::open(name)?;
+        Self::of(Opened::open(name)?)
+    }
+
+    /// The functions of a library that this program has linked in.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SymbolsMissing`].
+    pub fn linked(linked: Linked) -> Result<Self, Error> {
+        Self::of(Opened {
+            name: std::env::current_exe().unwrap_or_default(),
+            source: Source::Linked(linked),
+        })
+    }
+
+    fn of(opened: Opened) -> Result<Self, Error> {
         match Self::resolve(&opened) {
             Ok(library) => {
                 opened.keep();

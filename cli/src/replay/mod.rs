@@ -56,8 +56,8 @@ Exit status:
 ///
 /// Requests are replayed as fast as they go: timestamps are not looked at.
 ///
-/// The library is the emulator that was built with this command, unless
-/// --library names another. MF_PROTOCOL, MF_TRANSFER_TIMEOUT count as usual;
+/// The library is the emulator that this command contains, unless --library names
+/// another. MF_PROTOCOL, MF_TRANSFER_TIMEOUT count as usual;
 /// with the emulator, MF_PROTOCOL may be unset and is then host_rdma.
 #[derive(clap::Args)]
 #[command(after_help = EXIT_STATUS)]
@@ -130,7 +130,7 @@ fn replay(args: &Args, log: &Log) -> Result<u8, Problem> {
     log.bar().finish_and_clear();
     let (report, status) = end(session, &chosen, played, |session| {
         let totals = session.totals();
-        let emulated = chosen.emulator.is_some();
+        let emulated = chosen.emulated;
         let (resident_bytes, peak_bytes) = status::resident_and_peak_bytes();
         let mut sides = totals
             .iter()
@@ -138,7 +138,7 @@ fn replay(args: &Args, log: &Log) -> Result<u8, Problem> {
         Report {
             library: report::Library {
                 path: chosen.path.display().to_string(),
-                emulator: chosen.emulator.map(emulator::Emulator::version),
+                emulator: chosen.emulated.then(|| emulator::VERSION.to_owned()),
                 protocol: chosen.config.protocol.name(),
             },
             trace: report::Trace {
@@ -206,8 +206,8 @@ fn end(
             drop(session);
         }
     }
-    if let Some(emulator) = chosen.emulator {
-        violations.splice(0..0, emulator.violations());
+    if chosen.emulated {
+        violations.splice(0..0, emulator::violations());
         report.violations = Some(violations);
     }
     // Interrupted is told apart, and a target that is gone is told once.
@@ -244,9 +244,12 @@ fn trace(args: &Args, interrupt: &Interrupt) -> Result<(Source, u64), Problem> {
 
 /// How [`target::Args`] are written.
 fn target_arguments(args: &Args, chosen: &Chosen, sizes: Sizes, pools: usize) -> Vec<OsString> {
-    let mut library = OsString::from("--library=");
-    library.push(&chosen.config.library);
-    let mut arguments = vec!["replay-target".into(), library];
+    let mut arguments = vec![target::ROLE.into()];
+    if !chosen.emulated {
+        let mut library = OsString::from("--library=");
+        library.push(&chosen.config.library);
+        arguments.push(library);
+    }
     let options = [
         format!("--protocol={}", chosen.config.protocol),
         format!("--store={}", chosen.store),

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use indicatif::ProgressBar;
 use memfabric_transport::{Backend, Error, Transport, vendor};
 
-use super::emulator::Emulator;
 use super::interrupt::Interrupt;
 use super::lane::{Lane, RawLane, TransportLane};
 use super::memory::Memory;
@@ -25,7 +24,7 @@ const SLICE: usize = 20;
 /// Two processes that are connected.
 pub struct Session {
     target: Target,
-    emulator: Option<Emulator>,
+    emulated: bool,
     /// Dropped by [`Session::close`] alone: a library that may still use its
     /// memory must not lose it, so whatever else ends a session leaks this.
     link: ManuallyDrop<Link>,
@@ -112,7 +111,7 @@ impl Session {
         unsafe { link.handle.register(&regions) }?;
         Ok(Self {
             target,
-            emulator: chosen.emulator,
+            emulated: chosen.emulated,
             link,
             ratios: Vec::new(),
         })
@@ -166,7 +165,7 @@ impl Session {
         let Self { target, link, .. } = self;
         let side = &mut link.sides[side];
         let before = (side.totals().bytes(), side.totals().elapsed);
-        side.timed(self.emulator, |side| {
+        side.timed(self.emulated, |side| {
             for request in requests {
                 let failures = side.totals().failed_tasks;
                 side.request(request?.as_ref(), interrupt)?;
@@ -183,11 +182,11 @@ impl Session {
 
     /// Submits nothing more and waits for what is in flight.
     pub fn quiesce(&mut self) -> Result<(), Error> {
-        let emulator = self.emulator;
+        let emulated = self.emulated;
         let mut outcome = Ok(());
         // Every side is waited for, also after one that failed.
         for side in &mut self.link.sides {
-            outcome = outcome.and(side.timed(emulator, Side::quiesce));
+            outcome = outcome.and(side.timed(emulated, Side::quiesce));
         }
         outcome
     }

@@ -9,7 +9,7 @@ use memfabric_transport::config::TentSettings;
 use memfabric_transport::{Config, Error, Library, LogLevel, Protocol, vendor};
 
 use super::Args;
-use super::emulator::Emulator;
+use super::emulator;
 use super::log::Verbosity;
 use super::memory::Memory;
 use super::problem::Problem;
@@ -25,14 +25,14 @@ const MOST_BLOCKS: usize = 1024;
 pub struct Chosen {
     /// Its settings.
     pub config: Config,
-    /// The file.
+    /// The file that has it.
     pub path: PathBuf,
     /// Where the published library has its configuration store.
     pub store: String,
     /// The version that it tells of itself.
     pub abi_version: Option<String>,
-    /// Its own functions, if it is the emulator.
-    pub emulator: Option<Emulator>,
+    /// Whether it is the emulator.
+    pub emulated: bool,
 }
 
 /// A size in bytes, as a user writes it: k, M and G are powers of 1024.
@@ -105,8 +105,8 @@ pub struct Own<'a> {
     pub initiator: bool,
 }
 
-/// The settings for the library at `path`.
-pub fn config(path: &Path, own: Own<'_>, verbosity: Verbosity) -> Result<Config, Error> {
+/// The settings for the library at `path`, or for the emulator.
+pub fn config(path: Option<&Path>, own: Own<'_>, verbosity: Verbosity) -> Result<Config, Error> {
     let tent = TentSettings {
         log_level: match verbosity.level {
             0 => LogLevel::Warning,
@@ -128,7 +128,10 @@ pub fn config(path: &Path, own: Own<'_>, verbosity: Verbosity) -> Result<Config,
             .or_else(|| Config::process_environment(name))
     };
     let mut config = Config::resolve(environment, &tent)?;
-    config.library = path.to_owned();
+    match path {
+        Some(path) => config.library = path.to_owned(),
+        None => config.linked = Some(emulator::LINKED),
+    }
     Ok(config)
 }
 
@@ -139,11 +142,7 @@ pub fn choose(args: &Args) -> Result<Chosen, Problem> {
         // user takes it for a file that is here.
         std::fs::canonicalize(library).unwrap_or_else(|_| library.clone())
     });
-    let Some(path) = library.or_else(Emulator::built_with_this_command) else {
-        return Err(Problem::BadInput(
-            "the emulator that was built with this command is not next to it, name a libmf_smem.so with --library".to_owned(),
-        ));
-    };
+    let path = library.as_deref();
     let store = match Config::process_environment("MF_CONFIG_STORE_URL") {
         Some(url) => url,
         None => free_store()?,
@@ -158,28 +157,37 @@ pub fn choose(args: &Args) -> Result<Chosen, Problem> {
         protocol: Some(Protocol::HostRdma.name()),
         ..own
     };
-    let published = config(&path, any, args.verbosity)?.v1.is_some();
-    let (file, abi_version) = if published {
-        let library = vendor::v1::Library::load(&path)?;
-        (library.path().to_owned(), library.abi_version())
-    } else {
-        let library = Library::load(&path)?;
-        (library.path().to_owned(), library.abi_version())
+    let published = config(path, any, args.verbosity)?.v1.is_some();
+    let (file, abi_version) = match path {
+        None if published => {
+            return Err(Problem::BadInput(
+                "MF_ABI=v1 selects the published library, which has no emulator: name its libmf_smem.so with --library, or unset MF_ABI".to_owned(),
+            ));
+        }
+        None => (std::env::current_exe().unwrap_or_default(), None),
+        Some(path) if published => {
+            let library = vendor::v1::Library::load(path)?;
+            (library.path().to_owned(), library.abi_version())
+        }
+        Some(path) => {
+            let library = Library::load(path)?;
+            (library.path().to_owned(), library.abi_version())
+        }
     };
-    let emulator = Emulator::find(&file);
+    let emulated = path.is_none();
     if Config::process_environment("MF_PROTOCOL").is_none() {
-        own.protocol = match (published, emulator) {
+        own.protocol = match (published, emulated) {
             (true, _) => Some(Protocol::HostTcp.name()),
-            (false, Some(_)) => Some(Protocol::HostRdma.name()),
-            (false, None) => None,
+            (false, true) => Some(Protocol::HostRdma.name()),
+            (false, false) => None,
         };
     }
     Ok(Chosen {
-        config: config(&path, own, args.verbosity)?,
+        config: config(path, own, args.verbosity)?,
         path: file,
         store,
         abi_version,
-        emulator,
+        emulated,
     })
 }
 
@@ -195,10 +203,10 @@ impl Chosen {
     pub fn describe(&self) -> String {
         let here = std::env::current_dir().unwrap_or_default();
         let path = self.path.strip_prefix(&here).unwrap_or(&self.path);
-        let what = match self.emulator {
+        let what = match self.emulated {
             // Its own words, which say so.
-            Some(emulator) => emulator.version(),
-            None => {
+            true => emulator::VERSION.to_owned(),
+            false => {
                 let version = self
                     .abi_version
                     .as_deref()

@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use memfabric_transport::{Opcode, Region, TaskState};
 
 use super::content::{Content, Mismatch};
-use super::emulator::Emulator;
+use super::emulator;
 use super::interrupt::Interrupt;
 use super::lane::{Lane, Piece};
 use super::memory::Memory;
@@ -52,10 +52,10 @@ pub struct Calls {
 }
 
 impl Calls {
-    fn so_far(emulator: Emulator) -> Self {
+    fn so_far() -> Self {
         Self {
-            submit: emulator.count(c"submit"),
-            query: emulator.count(c"query"),
+            submit: emulator::count(c"submit"),
+            query: emulator::count(c"query"),
         }
     }
 
@@ -192,13 +192,13 @@ impl Side {
     }
 
     /// Does something and adds what it took, also if it fails.
-    pub fn timed<T>(&mut self, emulator: Option<Emulator>, work: impl FnOnce(&mut Self) -> T) -> T {
-        let calls = emulator.map(Calls::so_far);
+    pub fn timed<T>(&mut self, emulated: bool, work: impl FnOnce(&mut Self) -> T) -> T {
+        let calls = emulated.then(Calls::so_far);
         let begun = Instant::now();
         let outcome = work(self);
         self.totals.elapsed += begun.elapsed();
-        if let (Some(emulator), Some(before)) = (emulator, calls) {
-            self.totals.calls.add(Calls::so_far(emulator), before);
+        if let Some(before) = calls {
+            self.totals.calls.add(Calls::so_far(), before);
         }
         outcome
     }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use memfabric_transport::{Config, Transport};
 
 use super::content::Content;
-use super::emulator::Emulator;
+use super::emulator;
 use super::log::{Log, Verbosity};
 use super::memory::Memory;
 use super::message::{Answer, Order, Verified};
@@ -16,11 +16,16 @@ use super::settings::{self, Own};
 use super::side::MISMATCHES_TOLD;
 use super::status;
 
+/// The first argument of a process that is a target. Not one of the command's own,
+/// which it would suggest to a user.
+pub const ROLE: &str = "--replay-target";
+
 /// How the initiator starts its target.
-#[derive(clap::Args)]
+#[derive(clap::Parser)]
 pub struct Args {
+    /// The emulator if there is none.
     #[arg(long)]
-    library: PathBuf,
+    library: Option<PathBuf>,
     #[arg(long)]
     protocol: String,
     #[arg(long)]
@@ -54,8 +59,8 @@ fn serve(args: &Args, log: &Log) -> Result<(), String> {
         store: &args.store,
         initiator: false,
     };
-    let config =
-        settings::config(&args.library, own, args.verbosity).map_err(|error| error.to_string())?;
+    let config = settings::config(args.library.as_deref(), own, args.verbosity)
+        .map_err(|error| error.to_string())?;
     let pools = (0..args.pools)
         .map(|_| Memory::new(args.slots, args.block_bytes))
         .collect::<Result<Vec<_>, _>>()
@@ -92,8 +97,10 @@ fn serve(args: &Args, log: &Log) -> Result<(), String> {
             }
             Order::Leave => {
                 transport.uninstall().map_err(|error| error.to_string())?;
-                let emulator = Emulator::find(&args.library);
-                let violations = emulator.map(Emulator::violations).unwrap_or_default();
+                let violations = match args.library {
+                    Some(_) => Vec::new(),
+                    None => emulator::violations(),
+                };
                 let _ = answer(&Answer::Left { violations });
                 break;
             }

@@ -138,6 +138,9 @@
 //!
 //! Times are `CLOCK_MONOTONIC`.
 
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
 pub mod abi;
 mod arguments;
 mod call;
@@ -160,3 +163,24 @@ mod worker;
 
 /// What `mf_emu_version` says.
 pub const VERSION: &str = concat!("memfabric emulator ", env!("CARGO_PKG_VERSION"));
+
+/// The function of the library with this name, for a program that has the emulator
+/// linked in.
+pub fn function(name: &str) -> Option<NonNull<c_void>> {
+    macro_rules! find {
+        ($($function:ident)*) => {
+            match name {
+                $(stringify!($function) => exports::$function as *mut c_void,)*
+                _ => return None,
+            }
+        };
+    }
+    let pointer = find! {
+        smem_trans_init smem_trans_uninit smem_trans_config_init smem_trans_create
+        smem_trans_destroy smem_trans_get_rpc_port smem_trans_register_mem
+        smem_trans_batch_register_mem smem_trans_deregister_mem smem_trans_batch_copy
+        smem_trans_batch_status_query smem_trans_set_peer_down_callback
+        smem_set_log_level
+    };
+    NonNull::new(pointer)
+}
