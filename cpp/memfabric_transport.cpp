@@ -177,6 +177,7 @@ Status MemFabricSubBatch::poll(int task_id, TransferStatus &status) {
             default:
                 return toStatus(memfabric::pollError());
         }
+        if (!polled.last) return Status::OK();
         const auto lengths = tasks->completed();
         if (!lengths.empty()) {
             lengths_.store(lengths.data(), std::memory_order_relaxed);

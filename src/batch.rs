@@ -205,22 +205,24 @@ pub(crate) struct Table {
 /// and none of it moves.
 #[derive(Debug, Default)]
 struct Batches {
-    first: BatchSlot,
+    first: [BatchSlot; FIRST],
     others: [OnceLock<Box<[BatchSlot]>>; 6],
 }
 
 type BatchSlot = OnceLock<Arc<VendorBatch>>;
 
-/// The number that the second slot has for [`Batches::place`], a power of two.
+/// Slots that need no further room.
+const FIRST: usize = 16;
+/// The number that the slot behind those has for [`Batches::place`], a power of two.
 const SECOND: usize = 4;
 /// How much larger each piece of room is than the one before, as a shift.
 const GROWTH: u32 = 4;
 
 impl Batches {
-    /// Which of the other pieces of room the slot `index`, which is not the first,
-    /// is in, and where in it.
+    /// Which of the other pieces of room the slot `index`, which is none of the
+    /// first, is in, and where in it.
     fn place(index: usize) -> (usize, usize) {
-        let number = index - 1 + SECOND;
+        let number = index - FIRST + SECOND;
         let room = (number / SECOND).ilog2() / GROWTH;
         (room as usize, number - (SECOND << (GROWTH * room)))
     }
@@ -233,9 +235,9 @@ impl Batches {
 
     #[inline]
     fn get(&self, index: usize) -> Option<&Arc<VendorBatch>> {
-        match index {
-            0 => self.first.get(),
-            _ => {
+        match self.first.get(index) {
+            Some(slot) => slot.get(),
+            None => {
                 let (room, slot) = Self::place(index);
                 self.others.get(room)?.get()?.get(slot)?.get()
             }
@@ -244,9 +246,9 @@ impl Batches {
 
     fn set(&self, index: usize, batch: Arc<VendorBatch>) {
         // Empty: slots past the count were taken out by `clear`.
-        let _ = match index {
-            0 => self.first.set(batch),
-            _ => {
+        let _ = match self.first.get(index) {
+            Some(slot) => slot.set(batch),
+            None => {
                 let (room, slot) = Self::place(index);
                 let room = self.others[room].get_or_init(|| {
                     let slots = Self::slots(room);
@@ -261,10 +263,8 @@ impl Batches {
     fn take(&mut self, count: usize) -> impl Iterator<Item = Arc<VendorBatch>> {
         let others = self.others.iter_mut().filter_map(OnceLock::get_mut);
         let others = others.flat_map(|room| room.iter_mut());
-        let others = others.take(count.saturating_sub(1));
-        std::iter::once(&mut self.first)
-            .chain(others)
-            .filter_map(OnceLock::take)
+        let slots = self.first.iter_mut().chain(others);
+        slots.take(count).filter_map(OnceLock::take)
     }
 }
 
@@ -386,6 +386,16 @@ impl SubBatch {
 impl SubBatch {
     fn lengths(&self) -> &[AtomicU64] {
         self.table.lengths.get(..self.len()).unwrap_or_default()
+    }
+
+    /// Whether a task is of the last vendor batch, the one that a sweep ends last:
+    /// before it is COMPLETED, [`Self::completed`] has nothing.
+    #[inline]
+    pub(crate) fn is_of_last_batch(&self, task: i32) -> bool {
+        let count = self.table.batch_count.load(Ordering::Relaxed);
+        let task = usize::try_from(task).ok();
+        let task = task.and_then(|task| self.table.tasks.get(task));
+        task.is_some_and(|task| task[BATCH].load(Ordering::Relaxed) as usize + 1 == count)
     }
 
     /// The lengths of the tasks so far if all of them are COMPLETED, else none.

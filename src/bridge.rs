@@ -14,6 +14,7 @@ use tracing::Level;
 use crate::config::{Config, LogLevel, TentSettings, Value, table};
 use crate::error::{Error, Status};
 use crate::process::Process;
+use crate::task::{TaskState, TaskStatus};
 use crate::vendor::cann;
 use crate::{batch, logging, region, task, transport};
 
@@ -84,6 +85,9 @@ mod ffi {
 
     struct Polled {
         state: TaskState,
+        /// Whether it is worth asking for `completed` now: the task is COMPLETED,
+        /// and of the last vendor batch.
+        last: bool,
         bytes: usize,
     }
 
@@ -341,7 +345,7 @@ impl Transport {
     fn poll(&self, sub_batch: &SubBatch, task: i32) -> Polled {
         // Cannot panic, so it does without the guard, which costs more than it.
         match self.core.peek(&sub_batch.0, task) {
-            Some(status) => status.into(),
+            Some(status) => sub_batch.polled(task, status),
             None => self.poll_guarded(sub_batch, task),
         }
     }
@@ -349,13 +353,14 @@ impl Transport {
     #[cold]
     fn poll_guarded(&self, sub_batch: &SubBatch, task: i32) -> Polled {
         match guard("getTransferStatus", || self.core.poll(&sub_batch.0, task)) {
-            Ok(status) => status.into(),
+            Ok(status) => sub_batch.polled(task, status),
             Err(error) => {
                 // At the thread's end it may be gone; then the reason is lost, the
                 // failure is not.
                 let _ = POLL_ERROR.try_with(|latest| latest.set(Some(error)));
                 Polled {
                     state: ffi::TaskState::Unknown,
+                    last: false,
                     bytes: 0,
                 }
             }
@@ -401,6 +406,16 @@ fn poll_error() -> Outcome {
 }
 
 impl SubBatch {
+    #[inline]
+    fn polled(&self, task: i32, status: TaskStatus) -> Polled {
+        let completed = status.state == TaskState::Completed;
+        Polled {
+            state: status.state.into(),
+            last: completed && self.0.is_of_last_batch(task),
+            bytes: status.bytes as usize,
+        }
+    }
+
     fn size(&self) -> usize {
         self.0.len()
     }

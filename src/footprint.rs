@@ -50,8 +50,17 @@ impl Footprint {
     pub(crate) fn add(&mut self, starts: &[usize], lengths: &[usize]) {
         debug_assert_eq!(starts.len(), lengths.len());
         debug_assert!(self.spans.get().is_none(), "cleared before it is filled");
-        self.starts.extend_from_slice(starts);
-        self.lengths.extend_from_slice(lengths);
+        match (starts, lengths) {
+            // What a group of one piece costs counts.
+            ([start], [length]) => {
+                self.starts.push(*start);
+                self.lengths.push(*length);
+            }
+            _ => {
+                self.starts.extend_from_slice(starts);
+                self.lengths.extend_from_slice(lengths);
+            }
+        }
     }
 
     /// Whether a piece and `region` share a byte. The first question sorts the
@@ -74,10 +83,8 @@ impl Footprint {
     }
 
     fn sorted(&self) -> Vec<Span> {
-        let mut spans: Vec<Span> = self
-            .starts
-            .iter()
-            .zip(&self.lengths)
+        let pieces = self.starts.iter().zip(&self.lengths);
+        let mut spans: Vec<_> = pieces
             .map(|(start, length)| Span {
                 start: *start,
                 end: start.saturating_add(*length),

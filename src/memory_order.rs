@@ -227,7 +227,7 @@ impl Engine {
             };
         }
         let status = self.poll(task);
-        if status.state == TaskState::Completed {
+        if status.state == TaskState::Completed && self.sub_batch.is_of_last_batch(task as i32) {
             let lengths = self.sub_batch.completed();
             if !lengths.is_empty() {
                 let first = lengths.as_ptr().cast_mut();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use tracing::{debug, error, trace, warn};
 
@@ -11,6 +12,10 @@ use crate::code::Code;
 use crate::error::{Error, pending_hint};
 use crate::task::TaskStatus;
 use crate::transport::{State, Transport};
+
+/// First and longest pause between two questions of a wait.
+const FIRST_PAUSE: Duration = Duration::from_micros(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// So many batches of freed sub-batches are asked about by a submission or a
 /// release: more than those make on average, so that they do not pile up.
@@ -49,6 +54,32 @@ impl Transport {
             Peek::Answer(status) => Ok(status),
             Peek::Ask { .. } => Ok(TaskStatus::PENDING),
         }
+    }
+
+    /// Waits until no task of `sub_batch` is pending any more, for so long at most;
+    /// whether that is so. How each of them ended, [`Self::poll`] tells.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::poll`].
+    pub fn wait_for(&self, sub_batch: &SubBatch, timeout: Duration) -> Result<bool, Error> {
+        let begun = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        for task in 0..sub_batch.len() {
+            // A sub-batch has no more tasks than that.
+            let task = i32::try_from(task).unwrap_or(i32::MAX);
+            while self.poll(sub_batch, task)? == TaskStatus::PENDING {
+                let left = timeout.saturating_sub(begun.elapsed());
+                if left.is_zero() {
+                    return Ok(false);
+                }
+                let mut state = self.state.lock();
+                self.done
+                    .wait_until(&mut state, Instant::now() + pause.min(left));
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+        Ok(true)
     }
 
     /// The answer to [`Self::poll`] if it needs neither the library nor the lock

@@ -31,6 +31,17 @@ pub struct Peer<'a> {
     pub problem: &'a str,
 }
 
+impl<'a> Peer<'a> {
+    /// A peer that is known by its endpoint, `ip:port`, alone.
+    pub const fn at(endpoint: &'a str) -> Self {
+        Self {
+            name: endpoint,
+            endpoint,
+            problem: "",
+        }
+    }
+}
+
 /// Most characters of a peer's name and of its problem in a message.
 const LONGEST_NAME: usize = 255;
 const LONGEST_PROBLEM: usize = 511;

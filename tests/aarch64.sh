@@ -168,7 +168,7 @@ part 'another project that takes the core'
 # With what cargo has built of it already.
 mkdir -p "$here/consumer"
 ln -sfn ../cmake/memfabric-cargo "$here/consumer/memfabric-cargo"
-cmake -S tests/consumer -B "$here/consumer" -G Ninja \
+cmake -S examples/cmake -B "$here/consumer" -G Ninja \
     -DCMAKE_TOOLCHAIN_FILE="$toolchain" -DCMAKE_CROSSCOMPILING_EMULATOR="$qemu"
 cmake --build "$here/consumer"
 ctest --test-dir "$here/consumer" --output-on-failure --no-tests=error 2>&1 |

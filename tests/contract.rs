@@ -1223,3 +1223,24 @@ fn a_caught_panic_in_a_vendor_call_leaves_the_transport_usable() {
     backend.answer_always(1, done(0));
     transport.uninstall().expect("both ended");
 }
+
+#[test]
+fn a_wait_for_a_sub_batch_ends_with_its_last_task_or_its_time() {
+    let (transport, backend) = installed();
+    let sub_batch = transport.allocate(3);
+    let ended = |timeout| transport.wait_for(&sub_batch, timeout).expect("no error");
+    assert!(ended(Duration::ZERO), "it has no task");
+    submit(&transport, &sub_batch, &writes(2, 8)).expect("accepted");
+    submit(&transport, &sub_batch, &writes(1, 8)).expect("accepted");
+    backend.answer_always(0, done(0));
+    let (begun, patience) = (Instant::now(), Duration::from_millis(50));
+    assert!(!ended(patience));
+    assert!(begun.elapsed() >= patience);
+    std::thread::scope(|scope| {
+        let wait = scope.spawn(|| ended(FOREVER));
+        backend.answer_always(1, done(-1));
+        assert!(wait.join().expect("no panic"));
+    });
+    let status = [0, 1, 2].map(|task| transport.poll(&sub_batch, task).expect("ended"));
+    assert_eq!(status, [completed(8), completed(8), TaskStatus::FAILED]);
+}

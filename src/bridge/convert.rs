@@ -1,11 +1,11 @@
 //! Between the bridge's types and the core's.
 
-use super::ffi::{self, Outcome, Peer, Polled, Region, Request, Setting, SettingKind};
+use super::ffi::{self, Outcome, Peer, Region, Request, Setting, SettingKind};
 use crate::backend::Opcode;
 use crate::config::Value;
 use crate::error::{Error, Status};
 use crate::region;
-use crate::task::{self, TaskState, TaskStatus};
+use crate::task::{self, TaskState};
 
 impl Outcome {
     pub(super) fn ok() -> Self {
@@ -69,15 +69,6 @@ impl From<&Request> for task::Request {
             length: request.length,
             peer: request.peer,
             opcode: Opcode(request.opcode),
-        }
-    }
-}
-
-impl From<TaskStatus> for Polled {
-    fn from(status: TaskStatus) -> Self {
-        Self {
-            state: status.state.into(),
-            bytes: status.bytes as usize,
         }
     }
 }
