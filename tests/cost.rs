@@ -288,14 +288,14 @@ fn even_a_first_call_does_not_allocate_for_each_request() {
 }
 
 #[test]
-fn a_sub_batch_takes_256_bytes_and_at_most_32_for_each_task() {
+fn a_sub_batch_takes_512_bytes_and_at_most_32_for_each_task() {
     for capacity in [1, 128, 8192, 1 << 20] {
         let transport = Transport::new();
         let before = LIVE_BYTES.get();
         let sub_batch = transport.allocate(capacity);
         let bytes = LIVE_BYTES.get() - before;
         assert!(
-            bytes > 0 && bytes <= 256 + 32 * capacity as i64,
+            bytes > 0 && bytes <= 512 + 32 * capacity as i64,
             "{bytes} bytes for {capacity} tasks"
         );
         drop(sub_batch);
