@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Compiles the bridge and the part of `cpp/` that needs no TENT header into the
 //! static library.
 

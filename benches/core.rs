@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the core costs by itself, over a backend that costs nothing. For the
 //! whole path, with a baseline beside it, see `transport.cpp`.
 #![allow(missing_docs)]

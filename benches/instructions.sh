@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Counts the instructions per request of the shim and of the baseline with
 # callgrind, which do not depend on what else the machine does.
 #

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! How the core's time grows with what a caller may have much of: each case at
 //! one, ten and a hundred times a size at which it once was quadratic. Linear is
 //! a ratio of 1, or little above it where memory leaves the caches.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # How this repository's own C++ is compiled when it is built on its own.
 #
 # memfabric_development: to be linked PRIVATE, by our targets only.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # The Rust core as ordinary CMake targets.
 #
 # memfabric_add_core() memfabric_core: the static library, with the system

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One process writes into another one's memory and reads it back, over the
 //! emulated library: `cargo run --example two_processes`.
 #![allow(unsafe_code)] // names memory by number

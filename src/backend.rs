@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The seam to the vendor: what the transport asks of whatever moves the bytes.
 // `Pieces` go to another thread.
 #![allow(unsafe_code)]

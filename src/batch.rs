@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Tasks, sub-batches and vendor batches: the state machine, without I/O.
 //!
 //! A request of the engine becomes a **task**. Tasks of one call with the same

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The boundary to C++, and nothing else: plain data in, an outcome out.
 //!
 //! No exception and no panic crosses it. Calls may come from any C++ thread.

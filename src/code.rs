@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Codes of the vendor library, with their names.
 
 use std::fmt;

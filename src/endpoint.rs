@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `ip:port`, the only address that the library and its peers understand.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What can go wrong, and which TENT status each case is.
 
 use crate::code::Code;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Which memory of this process something covers: a vendor batch, or a call
 //! about memory.
 

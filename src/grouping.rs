@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A call's requests, split into vendor batches: one for each peer and opcode
 //! (C8).
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The core of the MemFabric transport for Mooncake TENT.
 //!
 //! MemFabric's `libmf_smem.so` moves memory between Ascend NPUs, and hosts,

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One limiter for the log lines that a fault repeats.
 //!
 //! A peer that is down is met by every submission, and a line for each would

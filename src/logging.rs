@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! From tracing events to the host's log.
 //!
 //! The core only emits; the shim installs this subscriber, once per process and

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Registered ranges of local memory.
 
 use std::collections::{BTreeMap, HashMap};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The paths without a lock under every order that the memory model allows.
 //!
 //! A processor that hides a missing barrier hides it from every test that runs

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Asking the library about batches, and what follows from its answers.
 
 use std::sync::Arc;

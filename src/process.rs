@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The process that a library lives in, and its end.
 //!
 //! A child after fork has a copy of the memory and none of the threads. And when a

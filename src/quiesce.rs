@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Waiting for outstanding batches, and taking the library down.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Storage of freed sub-batches and of vendor batches that are done, kept so that
 //! the steady state allocates nothing.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Registering memory, and giving it back to the caller when nobody can touch it
 //! any more (C16).
 // Hands memory that the caller names by number on to the backend.

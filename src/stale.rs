@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! When a thread reads a peer's cached description again.
 //!
 //! A peer that restarts listens on a new port, while its old description may

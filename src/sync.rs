@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The atomics, the cell and the locks of the lock-free paths: std's and
 //! parking_lot's, or loom's in the tests under `--cfg loom`.
 

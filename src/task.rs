@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a caller submits, and what it is told.
 
 use crate::backend::Opcode;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What TENT calls: install, register, submit, poll, quiesce, uninstall.
 //!
 //! Registration is in `registration`, polls in `polling`, waiting and teardown in

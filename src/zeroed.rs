@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Large arrays of zeros that cost no memory before they are used.
 // Allocates by hand, because a vector would abort or touch every page.
 #![allow(unsafe_code)]

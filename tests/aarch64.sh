@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds everything for aarch64 and runs what an emulated processor (qemu-user)
 # can run. Debian 12 on x86-64; as root it installs what is missing. tests/run.sh
 # calls it; the counts are in <build folder>/aarch64.log.

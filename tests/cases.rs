@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Faults that others have met in public, each tried on the core and named after
 //! its number; further ones are next to what they concern (`case_` in `tests/`
 //! and `src/`).

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The completion contract, one or more tests a clause, over a scripted backend.
 #![allow(missing_docs)]
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `docs/contract.md` against the tests that it names.
 #![allow(missing_docs)]
 

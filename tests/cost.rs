@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the core costs, in numbers that do not depend on the machine: vendor
 //! calls, allocations, memory.
 // Counts allocations, by an allocator of its own.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The documentation keeps up with the source.
 
 use std::collections::BTreeSet;
@@ -26,8 +27,8 @@ fn read(path: &str) -> String {
     fs::read_to_string(top().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Sources in a folder, by name, without their comments and tests.
-fn sources(folder: &str, ending: &str) -> Vec<(String, String)> {
+/// Files in a folder, by name, with their text.
+fn files(folder: &str, ending: &str) -> Vec<(String, String)> {
     fn walk(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
         for entry in fs::read_dir(folder).expect("a folder").flatten() {
             let path = entry.path();
@@ -44,14 +45,22 @@ fn sources(folder: &str, ending: &str) -> Vec<(String, String)> {
     let mut paths = Vec::new();
     walk(&top().join(folder), ending, &mut paths);
     paths.sort();
-    paths
-        .iter()
-        .map(|path| {
-            let text = fs::read_to_string(path).expect("a source");
+    let file = |path: &PathBuf| {
+        let name = path.strip_prefix(top()).unwrap_or(path).display();
+        let text = fs::read_to_string(path).expect("a source");
+        (name.to_string(), text)
+    };
+    paths.iter().map(file).collect()
+}
+
+/// As [`files`], without their comments and tests.
+fn sources(folder: &str, ending: &str) -> Vec<(String, String)> {
+    let files = files(folder, ending).into_iter();
+    files
+        .map(|(name, text)| {
             // What follows is not in the library.
             let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-            let name = path.strip_prefix(top()).unwrap_or(path).display();
-            (name.to_string(), without_comments(code))
+            (name, without_comments(code))
         })
         .collect()
 }
@@ -397,6 +406,29 @@ fn every_check_of_the_doctor_is_in_the_operators_table() {
         assert!(
             document.contains(&name),
             "docs/operating.md does not have {name}"
+        );
+    }
+}
+
+/// A test that is named after a reported fault names one that is written down.
+#[test]
+fn every_case_of_a_test_is_one_of_the_reported_faults() {
+    let document = read("docs/public-faults.md");
+    let mut cases: BTreeSet<String> = BTreeSet::new();
+    for folder in ["src", "tests", "cli"] {
+        for (_, code) in files(folder, "rs") {
+            let number = |name: &str| name.chars().take_while(char::is_ascii_digit).collect();
+            cases.extend(after(&code, "fn case_").map(number));
+        }
+    }
+    assert!(cases.contains("01") && cases.contains("38"), "{cases:?}");
+    // This test's own words.
+    cases.remove("");
+    for case in cases {
+        let row = format!("| `case_{case}` |");
+        assert!(
+            document.contains(&row),
+            "docs/public-faults.md has no {row}"
         );
     }
 }

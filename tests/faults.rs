@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Faults end to end: two processes, the emulated library, and what goes wrong
 //! between them.
 //!

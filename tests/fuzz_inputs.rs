@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What comes from outside the core, made up at random: settings, addresses,
 //! what peers publish, requests and ranges. Nothing of it panics, and what is
 //! refused is refused by name and value.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Install, init counting and teardown, over the emulator.
 #![allow(missing_docs)]
 #![allow(unsafe_code)] // calls the library beside the transport, forks

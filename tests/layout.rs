@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! How the core's modules hang together.
 
 use std::collections::{BTreeMap, BTreeSet};

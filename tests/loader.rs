@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `Library` against libraries that are not what they should be.
 //!
 //! The libraries are made by the tests with the system's C compiler. Every

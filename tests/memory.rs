@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the transport says about memory is true: who may still touch it (list A
 //! of the faults that a review found), and what grows, is quadratic or floods
 //! (list B). Each test has the number of its fault.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Random sequences of everything that the engine may do, against a vendor that
 //! answers anything, compared with a reference model after every step.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The published library, `memfabric-hybrid` 1.3.0, moving bytes between
 //! processes on a machine with no NPU.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The completion contract over a library whose copies block: queues, workers,
 //! and what ends when. The library is a scripted one; the real one is in
 //! `tests/published.rs`.

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Installs what the tests need (Debian 12, as root) and runs all of them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -44,6 +45,8 @@ fi
 
 step 'Formatting, lints, documentation'
 cargo fmt --all --check
+[[ -z $(git ls-files '*.rs' '*.cpp' '*.h' '*.c' '*.sh' '*.cmake' '*CMakeLists.txt' |
+    xargs grep -L SPDX-License-Identifier) ]]
 git ls-files '*.h' '*.cpp' '*.c' | xargs clang-format --dry-run --Werror
 cargo clippy --locked --workspace --all-targets -- -D warnings
 RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps

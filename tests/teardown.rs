@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Teardown with work outstanding, over the emulator. In a program of its own,
 //! for the leak is for good: the library stays initialised in this process.
 #![allow(missing_docs)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Submitters, pollers, a registrar and a quiescer on one transport.
 //!
 //! Rounds are run for a few seconds; longer with

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Real bytes between real processes, over the emulator.
 #![allow(missing_docs)]
 #![allow(unsafe_code)] // looks at memory that another process writes to

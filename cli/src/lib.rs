@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The `memfabric` command's parts, for its own tests.
 #![allow(missing_docs)]
 

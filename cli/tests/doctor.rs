@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `memfabric doctor`, on machines made up in a temporary directory.
 
 use std::collections::BTreeMap;

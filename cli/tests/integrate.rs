@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `memfabric integrate`, on small checkouts that have Mooncake's anchors in the
 //! places and shapes of several generations.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `memfabric replay` with the emulator: two processes, real bytes.
 
 use std::fs;

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Cross-compiles with the GNU compilers of Debian's g++-aarch64-linux-gnu:
 # cmake -DCMAKE_TOOLCHAIN_FILE=<this file> …
 

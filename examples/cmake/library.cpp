@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 #include "library.h"
 
 #include "memfabric-transport/src/bridge.rs.h"

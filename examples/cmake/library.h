@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 #ifndef MEMFABRIC_TESTS_CONSUMER_LIBRARY_H
 #define MEMFABRIC_TESTS_CONSUMER_LIBRARY_H
 

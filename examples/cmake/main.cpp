@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Calls the core, and fails unless it answers as it must.
 
 #include <cstdio>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Between the bridge's types and the core's.
 
 use super::ffi::{self, Outcome, Peer, Region, Request, Setting, SettingKind};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What TENT's configuration and the environment have.
 
 use std::collections::HashMap;

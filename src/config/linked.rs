@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A library that the program has linked in.
 // Whoever makes one vouches for the functions' types.
 #![allow(unsafe_code)]

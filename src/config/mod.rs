@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Settings from the environment and from TENT's configuration.
 //!
 //! Values are matched exactly: no trimming, no case folding, no silent

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Protocols, and the generations of the library.
 
 use std::fmt;

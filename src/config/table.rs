@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The one place where a setting stands: its names, type, default and bounds, and
 //! the sentence that the documentation has for it.
 

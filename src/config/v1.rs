@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Settings that only the published library has.
 
 use std::ffi::CString;

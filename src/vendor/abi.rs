@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The C ABI of `libmf_smem.so`: types, constants and the 13 function types.
 //!
 //! There is no build-time dependency on MemFabric's headers, so everything is

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The generation whose batches are asynchronous, with the four-argument query
 //! \[spec\].
 // Calls the vendor's functions, which take raw pointers.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Ascend devices: which one is current, which memory is theirs, copying it.
 //!
 //! `libascendcl.so` is opened at run time; nothing links CANN, and a machine

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Registered ranges that are known to be the host's memory.
 //!
 //! The engine asks where memory is with every request, and CANN's answer costs

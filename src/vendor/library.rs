@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `libmf_smem.so`: opened through the dynamic linker, all 13 symbols or none.
 // Opening a library runs its initialisers, and a symbol's type is our word.
 #![allow(unsafe_code)]

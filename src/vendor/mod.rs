@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! All that knows `libmf_smem.so` or CANN. Above it there is [`Backend`] and
 //! nothing of a generation.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the generations of the vendor's library have in common: codes to errors,
 //! the process-wide initialisation, the log level, the peer-down callback.
 // Calls the vendor's functions, which take raw pointers.

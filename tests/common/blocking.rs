@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A library whose copies block until the test says what they answer, and that
 //! reads its arguments when a copy begins and once more when it ends.
 #![allow(dead_code, missing_docs)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The emulated libraries, as tests load, script and observe them.
 #![allow(unsafe_code)] // calls functions of shared objects
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A scripted backend and an event recorder, shared by the integration tests.
 #![allow(unsafe_code)] // implements methods that take memory by number
 #![allow(dead_code, missing_docs)]

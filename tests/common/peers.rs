@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Processes with a transport over the published library, and memory of which
 //! every byte is known.
 #![allow(unsafe_code)] // maps memory

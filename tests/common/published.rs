@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A machine of its own for a test: the published library, what it wants of an
 //! NPU's software, and nothing that another test or the real machine can disturb.
 //!

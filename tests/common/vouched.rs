@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The calls that name memory by number, vouched for once.
 //!
 //! The scripted backends never follow an address. Where a test runs over a

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The vendor library's structures once more in C++: a second opinion on the
 // layouts that the Rust core asserts in src/vendor/abi.rs.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Whose memory is whose: what CANN says, what it does not say, and when it need
 // not be asked.
 

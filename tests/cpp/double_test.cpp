@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What only the doubles of TENT can do on demand: throw, refuse, answer
 // nonsense, and count.
 

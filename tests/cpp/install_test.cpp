@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How an installation fails: status, text and what is left, for every row of
 // the table in the documentation. Cases that depend on the environment or on
 // the libraries run in a process of their own.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The test program, which is also each of the other processes that its tests
 // start.
 

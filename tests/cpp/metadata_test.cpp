@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Peers as their descriptions show them: what is missing or wrong there fails
 // the tasks for that peer, and nothing else.
 

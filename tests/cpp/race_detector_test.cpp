@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // That the race detector is live: it sees races in the shim, in the core and
 // in the library. Built with MEMFABRIC_SANITIZE=thread only.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What is made of a description that was read again, how often that happens,
 // and what many targets in one call cost.
 

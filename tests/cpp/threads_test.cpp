@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Many threads on one transport, as an engine has them, over the emulated
 // library, which has threads of its own. Written for the race detector, which
 // sees both sides of the bridge (MEMFABRIC_SANITIZE=thread); the clauses that

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The transport as an engine uses it, through TENT's interface, over the
 // emulated library. A name that begins with C and a number is a clause of the
 // completion contract in the documentation.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Link options of the shared library.
 
 fn main() {

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! An allocator that makes the use of freed memory visible without a tool.
 #![allow(unsafe_code)] // an allocator is nothing else
 

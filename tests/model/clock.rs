@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Time that passes when a script says so.
 //!
 //! Waits are measured with the system's monotonic clock, so the program has its

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Who may touch what: a picture of memory that knows no clause of the contract.
 //!
 //! One side is the vendor's: which batches may still read or write which memory

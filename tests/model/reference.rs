@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The contract once more, as plainly as it can be written: lists and loops, no
 //! sharing, no caching, no locks.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a sequence does, and what the vendor answers meanwhile.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The scripted vendor behind the queue that serves a library whose copies block.
 #![allow(unsafe_code)] // implements methods that take memory by number
 

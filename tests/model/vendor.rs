@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A vendor that answers as the step says, and reads its arguments late.
 #![allow(unsafe_code)] // reads argument arrays by address, as the library does
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! CANN: `libascendcl.so`, its version, the NPUs that are there.
 
 use std::path::{Path, PathBuf};

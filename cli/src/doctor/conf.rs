@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `MC_TENT_CONF`: TENT's configuration, read the way TENT reads it.
 
 use std::path::{Path, PathBuf};

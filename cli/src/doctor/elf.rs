@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a shared object says of itself, read from its file.
 //!
 //! Nothing is loaded: opening a vendor's library runs its initialisers.

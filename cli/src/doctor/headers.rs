@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! MemFabric's own headers against the ABI that this transport declares.
 //!
 //! A probe is compiled, and its object file read: nothing is linked or run.

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Huge pages for Store's memory pool: what there is, what Store asks for.
 
 use std::path::PathBuf;

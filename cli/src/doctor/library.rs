@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `libmf_smem.so`: which file, its dependencies, its symbols, its revision.
 
 use std::path::{Path, PathBuf};

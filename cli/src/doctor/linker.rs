@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Where the dynamic linker would find a library, and what it would load with
 //! it.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The machine that is looked at: files below one root directory, and
 //! environment variables.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `memfabric doctor`: why the transport does not start, or is not used.
 
 mod cann;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the published 1.x library needs beyond the rest: its settings, its store,
 //! its memory, and the files that it looks for.
 

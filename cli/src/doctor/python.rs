@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The site-packages of the `python3` on the path, found without running it.
 
 use std::path::{Path, PathBuf};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Findings, one line each, for people and for programs.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the transport is told, judged by the transport itself.
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a Mooncake checkout needs, as data: one entry per edit.
 //!
 //! Adding an edit is adding an entry to [`EDITS`]. Text and anchors are written

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `memfabric integrate`: what Mooncake itself needs, put in and taken out.
 
 pub mod edits;

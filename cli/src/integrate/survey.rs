@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a checkout has of the edits, and what putting them in or taking them
 //! out makes of its files.
 

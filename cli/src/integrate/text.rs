@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A file's text with `\n` line endings, and the way back to its own bytes.
 
 use std::ops::Range;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The files of a checkout: read within it, replaced all or not at all.
 
 use std::fs::{self, File, OpenOptions};

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What is in a block: every byte follows from the block's id.
 
 use std::fmt;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The emulated library, which is a part of this command.
 // Calls its C functions.
 #![allow(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Ctrl-C: the first one asks for an orderly end, the second one ends.
 
 use std::sync::Arc;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The two ways that blocks take: through the transport, or straight through
 //! the library's calls.
 #![allow(unsafe_code)] // names memory to the library by number

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! tracing events on standard error, around the progress bar.
 
 use std::io::{self, IsTerminal, Write};

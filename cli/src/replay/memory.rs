@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Blocks of memory that a library fills and empties behind the compiler's back.
 
 use std::collections::TryReserveError;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the two processes say to each other: one JSON value a line, orders on
 //! the target's standard input, answers on its standard output.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! `memfabric replay`: a KV-cache trace between two processes, every byte
 //! checked.
 

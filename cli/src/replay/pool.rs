@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Which block is in which slot of the target's pool.
 
 use std::num::NonZeroUsize;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Why a replay ends early, and with which exit status.
 
 use std::process::ExitStatus;

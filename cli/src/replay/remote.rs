@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The target process, as the initiator sees it.
 
 use std::ffi::OsString;

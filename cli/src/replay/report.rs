@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a replay did, as a table and as JSON.
 
 use comfy_table::presets::NOTHING;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The initiator: its transport, its target, and the replay between them.
 #![allow(unsafe_code)] // names memory to the library by number
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Options and environment, checked.
 
 use std::net::TcpListener;

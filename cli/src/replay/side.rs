@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One replay: requests in, sub-batches out, several in flight.
 
 use std::collections::HashSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the kernel says of this process.
 
 use std::fs::read_to_string;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A trace with the shape of the published conversation trace.
 
 use rand::{RngExt, SeedableRng};

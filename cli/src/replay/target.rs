@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The process that owns the pools. Its CPU has no part in the transfers.
 #![allow(unsafe_code)] // names memory to the library by number
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A KV-cache trace: one JSON object a line, as Mooncake publishes them.
 
 use std::fs::File;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The published library's C ABI (1.3.0 on PyPI), as far as it is used here.
 //!
 //! Names are the library's own. What both generations share is in

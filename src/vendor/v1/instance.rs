@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! One instance of the published library, from the store to the handle.
 // Calls the vendor's functions, which take raw pointers.
 #![allow(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What is queued for whom, and what is known of it: the state that submitters and
 //! workers share.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The published `libmf_smem.so`: all of its symbols or none.
 // A symbol's type is our word.
 #![allow(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the operating system says about a peer's process.
 //!
 //! A process holds a UDP port at its unique id for as long as it lives, see

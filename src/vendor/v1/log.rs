@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The library's log lines, which otherwise go to standard output.
 //!
 //! It calls its errors what often is none, so they are warnings here, and it logs

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The published 1.x library: another generation of the interface, opted into
 //! with `MF_ABI=v1` \[pub\].
 //!

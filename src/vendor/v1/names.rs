@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Keeps the library's first sight of a peer's name apart from its other calls.
 //!
 //! Each copy begins by looking the peer's name up in a map that the library does

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What proves that a copy that failed is over.
 //!
 //! The library gives a peer that does not answer up after 31 s and says so, while

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A [`Backend`] over a library whose copies block: a submission is queued, a
 //! worker makes the call, and its end is what a query reports.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What a library whose copies block is asked for, and for how long.
 // Takes memory by number, and arrays by address.
 #![allow(unsafe_code)]
@@ -15,7 +16,7 @@ pub trait Synchronous: Send + Sync + 'static {
     /// What peers connect to.
     fn endpoint(&self) -> &Endpoint;
 
-    /// See [`Backend::register`].
+    /// See [`Backend::register`](crate::Backend::register).
     ///
     /// # Errors
     ///
@@ -26,7 +27,7 @@ pub trait Synchronous: Send + Sync + 'static {
     /// As there.
     unsafe fn register(&self, regions: &[Region]) -> Result<(), Error>;
 
-    /// See [`Backend::deregister`].
+    /// See [`Backend::deregister`](crate::Backend::deregister).
     ///
     /// # Errors
     ///

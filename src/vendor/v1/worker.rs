@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Workers: what they take up, and the calls that they make.
 // Makes the library's calls, with argument arrays by address.
 #![allow(unsafe_code)]

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The functions that are called.
 //!
 //! Signatures, and the layout of [`MemAttribute`], are those of CANN's published

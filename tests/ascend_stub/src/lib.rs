@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Stand-ins for the Ascend libraries: as little as the published
 //! `memfabric-hybrid` 1.3.0 needs to move bytes over TCP on a machine with no NPU.
 //!

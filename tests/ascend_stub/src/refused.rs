@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The functions that are looked up and, over TCP, never called.
 #![allow(unsafe_code)] // exported symbols
 #![allow(non_snake_case)] // as the vendor names them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Fails unless the shim's declaration compiles against each engine that calls
 # quiesce() and warmupSegment() as ours, or has none, and stops the build at each
 # engine whose calls would not reach ours. COMPILER compiles, with the headers of

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Nothing but the shim's declaration, against an engine whose Transport has
 // another quiesce() or warmupSegment().
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Fails if MODULE exports a symbol of Rust's runtime or of the bridge, or can be
 # unloaded; NM lists symbols, READELF what the loader is told, ARCHIVE is where
 # the symbols come from.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A shared object that contains the transport, as a Python module of TENT does.
 
 #include <memory>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // A libmf_smem.so that needs another library.
 
 int mf_hybm_core_is_here(void);

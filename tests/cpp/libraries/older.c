@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What a published revision of libmf_smem.so exports: three of the transport's
 // symbols are not there. Any call of the others is a fault of the caller.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // The emulated libmf_smem.so and libascendcl.so of this process: what a test
 // tells them, and what they saw.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What a TENT engine is to a transport: metadata, a configuration, memory, and
 // the calls in the order in which an engine makes them.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // What the tests with the emulator have in common: it starts afresh, and at the
 // end nobody broke the library's contract or left something in it.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Other processes of a test: this program again, in a role and with an
 // environment of its own.
 

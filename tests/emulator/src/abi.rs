@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The vendor's C types and constants, as this library declares them for itself.
 
 use std::ffi::{c_char, c_void};

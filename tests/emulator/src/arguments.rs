@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The argument arrays of a batch copy.
 #![allow(unsafe_code)] // reads what the caller's pointers point to
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What every vendor function has in common: counting, logging, the script, and
 //! no panic that gets out.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The peer-down callback.
 #![allow(unsafe_code)] // calls a function of the caller's
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The emulator's own functions, which tests call.
 #![allow(unsafe_code)] // exported symbols, and the caller's pointers
 

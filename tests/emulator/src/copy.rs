@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Moving bytes, within a process and between two.
 #![allow(unsafe_code)] // the copies themselves
 

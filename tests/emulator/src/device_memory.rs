@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Emulated device memory: where the kernel can copy it.
 //!
 //! The emulated `libascendcl.so` hands out device memory that the CPU cannot

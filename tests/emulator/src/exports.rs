@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The vendor's 13 functions.
 #![allow(unsafe_code)] // exported symbols, and the caller's pointers
 

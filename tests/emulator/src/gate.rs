@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Where scripted calls wait for `mf_emu_release`.
 
 use parking_lot::{Condvar, Mutex};

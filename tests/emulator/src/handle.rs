@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Handles: what a `smem_trans_t` stands for, and the table of them.
 
 use std::collections::HashMap;

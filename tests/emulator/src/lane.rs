@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The batches of one handle: queued, held, and waiting for their query.
 
 use std::collections::{HashMap, VecDeque};

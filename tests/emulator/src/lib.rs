@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! An emulated `libmf_smem.so`: MemFabric's 13 `smem_trans` symbols, moving real
 //! bytes between real processes on one machine, with no NPU.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The library's own life: initialised or not, and what a handle needs.
 
 use std::ffi::c_char;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! A peer that this side has connected to, and the handshake with it.
 
 use std::io::{self, ErrorKind, Read, Write};

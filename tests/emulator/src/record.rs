@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What tests can observe: counters, violations, the call log, the last error.
 
 use std::cell::RefCell;

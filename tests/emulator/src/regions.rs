@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The registered regions of a handle, in memory that its peers map.
 
 use std::sync::atomic::{Ordering, fence};

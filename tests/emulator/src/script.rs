@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Scripted behaviour: parsing rules and deciding which apply.
 
 use std::sync::atomic::{AtomicBool, Ordering};

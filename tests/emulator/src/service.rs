@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The thread that accepts connections and notices when a peer is gone.
 
 use std::collections::HashSet;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! System calls that the standard library does not offer.
 #![allow(unsafe_code)] // the calls below, and the words of a shared mapping
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The thread that executes a handle's batches.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

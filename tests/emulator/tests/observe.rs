@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What can be observed: the call log, the report, what is printed.
 #![allow(unsafe_code)] // calls the library's functions
 

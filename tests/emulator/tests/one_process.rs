@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Handles of one process, device memory, and the ways to end.
 #![allow(unsafe_code)] // opens libraries
 

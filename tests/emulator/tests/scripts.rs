@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Every script rule, once. Both handles are of one process.
 #![allow(unsafe_code)] // the peer-down callback
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! What the emulator refuses, and what of it counts as a broken contract.
 #![allow(unsafe_code)] // calls with bad arguments
 

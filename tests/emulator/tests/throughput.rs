@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! How fast the emulator is beside the bare system call, and what it keeps. On
 //! demand, in release, on an otherwise idle machine:
 //! `cargo test --release -p memfabric-emulator --test throughput -- --ignored --nocapture`

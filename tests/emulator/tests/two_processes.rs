@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Real bytes between real processes, and what happens when one of them ends.
 #![allow(unsafe_code)] // the peer-down callback, and resource limits
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 #include "tent/runtime/control_plane.h"
 
 #include <arpa/inet.h>

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // How a description travels from one process to another: connect, read to the
 // end. Loopback only.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 #include "tent/runtime/segment_manager.h"
 
 #include <sys/stat.h>

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! CANN's functions, and the emulator's own.
 #![allow(unsafe_code)] // exported symbols, and the caller's pointers
 #![allow(non_snake_case)] // as CANN names them

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! An emulated `libascendcl.so`: the few functions of CANN that the transport
 //! asks for, on a machine with no NPU.
 //!

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! Device memory: what it is made of, and which addresses belong to it.
 #![allow(unsafe_code)] // maps, unmaps and copies memory
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The emulated `libascendcl.so` as a host opens it.
 #![allow(unsafe_code)] // calls the library's functions
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 //! The emulator as its users have it: a shared library, opened at run time.
 #![allow(unsafe_code)] // calls the library's functions
 #![allow(dead_code)] // each test program uses a part of this

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Knobs: what a peer answers when its description is asked for, instead of
 // asking it. Names are those given to openRemote.
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Knobs: makes a call into the doubles fail. Observations: how often each was
 // made. Both are the process's, for all threads.
 

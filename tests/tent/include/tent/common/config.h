@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Double of TENT's configuration: a JSON value, looked into by path.
 
 #ifndef TENT_CONFIG_H

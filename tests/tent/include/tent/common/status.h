@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Double of TENT's Status: the same codes, factories and questions.
 
 #ifndef TENT_STATUS_H

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Double of TENT's basic types: the same names, values and defaults.
 
 #ifndef TENT_TYPES_H

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Double of TENT's CPU platform.
 
 #ifndef CUDA_H  // the real header's guard

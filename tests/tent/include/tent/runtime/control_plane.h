@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Double of TENT's control service: local metadata, and a server that gives it
 // to peers.
 

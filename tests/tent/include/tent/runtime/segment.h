@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Double of TENT's segment descriptions, and of their JSON.
 
 #ifndef SEGMENT_H

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Double of TENT's segment manager.
 //
 // The local description is copy-on-write: a snapshot, once handed out, never

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Double of TENT's topology: what travels inside a segment's description.
 
 #ifndef TENT_TOPOLOGY_H

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Double of TENT's Transport, in two generations: with
 // TENT_DOUBLE_GENERATION_B it has the virtuals that came later; with
 // TENT_DOUBLE_QUIESCE and TENT_DOUBLE_WARMUP_SEGMENT, declarations, two of them

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Double of TENT's address helpers.
 
 #ifndef TENT_IP_H
