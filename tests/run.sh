@@ -71,11 +71,11 @@ cargo test --locked --no-fail-fast \
 
 step 'The orders of the paths without a lock'
 RUSTFLAGS='--cfg loom' CARGO_TARGET_DIR=$build/loom cargo test --locked \
-    --release --lib memory_order 2>&1 |
+    --release -p memfabric-transport --lib memory_order 2>&1 |
     tee "$build/loom.log"
 if rustup component add miri rust-src --toolchain nightly; then
     CARGO_TARGET_DIR=$build/miri MIRIFLAGS='-Zmiri-disable-isolation' \
-        cargo +nightly miri test --locked --lib -- \
+        cargo +nightly miri test --locked -p memfabric-transport --lib -- \
         memory_order 2>&1 | tee "$build/miri.log"
 else
     echo 'skipped Miri: it cannot be had for a nightly Rust' | tee "$build/miri.log"
