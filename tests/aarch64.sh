@@ -116,7 +116,7 @@ skip 'threads, faults' 'threads by the hundred, each emulated'
 skip 'doctor, docs, integrate, fuzz_inputs' 'text and files, the same anywhere'
 cargo build --locked --workspace --target "$target"
 PROPTEST_CASES=${PROPTEST_CASES:-50} "${inside[@]}" cargo test --locked \
-    --no-fail-fast --target "$target" -p memfabric-transport --lib "${programs[@]/#/--test=}" \
+    --no-fail-fast --target "$target" --workspace --lib "${programs[@]/#/--test=}" \
     -- "${skips[@]}" 2>&1 | tee -a "$log"
 
 part 'the published library for aarch64'
@@ -137,7 +137,7 @@ elif [[ ! -e $library ]]; then
 else
     skip 'published, but for what moves bytes' 'minutes, each process emulated'
     MEMFABRIC_PUBLISHED_LIBRARY=$library "${inside[@]}" cargo test --locked \
-        --no-fail-fast --target "$target" -p memfabric-transport --test loader --test published -- \
+        --no-fail-fast --target "$target" --workspace --test loader --test published -- \
         the_published_library "${published[@]}" --nocapture 2>&1 | tee -a "$log"
 fi
 

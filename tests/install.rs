@@ -437,8 +437,9 @@ struct Acl(libloading::Library);
 #[allow(unsafe_code)] // calls functions of a shared object
 impl Acl {
     fn load() -> Self {
+        // By its name, as the core opens it: cargo may leave a second copy elsewhere.
         // SAFETY: the emulator is ours and has no initialiser of its own.
-        Self(unsafe { libloading::Library::new(built("libascendcl.so")) }.expect("it loads"))
+        Self(unsafe { libloading::Library::new("libascendcl.so") }.expect("it loads"))
     }
 
     fn number(&self, name: &str, value: i32) {
