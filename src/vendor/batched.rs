@@ -39,9 +39,9 @@ const _FITS: () = {
 
 /// [`Backend`] over `libmf_smem.so` with asynchronous batches.
 pub struct Batched {
-    // Fields drop in this order: the instance ends before the peer watch that
+    // Fields drop in this order: the handle ends before the peer watch that
     // its callback names.
-    instance: Instance,
+    handle: Handle,
     _watch: PeerWatch,
     library: Arc<Library>,
     device: u32,
@@ -50,9 +50,9 @@ pub struct Batched {
 }
 
 impl Batched {
-    /// Opens the library and brings an instance up, in the order: library,
+    /// Opens the library and creates a handle, in the order: library,
     /// device, init, config_init, create, get_rpc_port, peer-down callback. If a
-    /// later step fails the instance ends; the initialisation stays, like the
+    /// later step fails the handle is destroyed; the initialisation stays, like the
     /// library itself (C18).
     ///
     /// Must be called on a thread whose current Ascend device is the one to use;
@@ -84,16 +84,16 @@ impl Batched {
             unsafe { (library.smem_trans_init)(device, 0) }
         })?;
         let url = config.host.at(0);
-        let instance = Instance::create(&library, config, device, &url)?;
-        let endpoint = config.host.at(instance.rpc_port(&url)?);
+        let handle = Handle::create(&library, config, device, &url)?;
+        let endpoint = config.host.at(handle.rpc_port(&url)?);
         let watch = PeerWatch::new(stale);
-        // SAFETY: the instance is live and of this library.
+        // SAFETY: the handle is live and of this library.
         unsafe {
-            watch.attach(library.smem_trans_set_peer_down_callback, instance.handle);
+            watch.attach(library.smem_trans_set_peer_down_callback, handle.raw);
         }
         watch_exit();
         Ok(Self {
-            instance,
+            handle,
             _watch: watch,
             library,
             device,
@@ -123,19 +123,19 @@ impl fmt::Debug for Batched {
 }
 
 /// A `smem_trans_t` that is destroyed when dropped.
-struct Instance {
+struct Handle {
     library: Arc<Library>,
-    handle: NonNull<c_void>,
+    raw: NonNull<c_void>,
     process: Process,
 }
 
 // SAFETY: the handle is a token that only the library follows, and the library
 // takes calls on one handle from any thread [pub: 8 threads observed].
-unsafe impl Send for Instance {}
+unsafe impl Send for Handle {}
 // SAFETY: as for Send.
-unsafe impl Sync for Instance {}
+unsafe impl Sync for Handle {}
 
-impl Instance {
+impl Handle {
     fn create(
         library: &Arc<Library>,
         config: &Config,
@@ -151,15 +151,15 @@ impl Instance {
         vendor.dataOpType = data_op_type(config.protocol);
         vendor.url = url.as_c_bytes().map(|byte| byte as c_char);
         // SAFETY: reads one config, whose url is terminated, during the call.
-        let handle = unsafe { (library.smem_trans_create)(&raw const vendor, 0) };
-        let handle = NonNull::new(handle).ok_or_else(|| Error::CreateFailed {
+        let raw = unsafe { (library.smem_trans_create)(&raw const vendor, 0) };
+        let raw = NonNull::new(raw).ok_or_else(|| Error::CreateFailed {
             url: url.to_string(),
             protocol: config.protocol,
             device,
         })?;
         Ok(Self {
             library: Arc::clone(library),
-            handle,
+            raw,
             process: Process::current(),
         })
     }
@@ -168,7 +168,7 @@ impl Instance {
         let mut port = 0;
         // SAFETY: the handle is live; one u16 is written through the pointer.
         let code =
-            unsafe { (self.library.smem_trans_get_rpc_port)(self.handle.as_ptr(), &raw mut port) };
+            unsafe { (self.library.smem_trans_get_rpc_port)(self.raw.as_ptr(), &raw mut port) };
         check("smem_trans_get_rpc_port", code, || format!(" (url {url})"))?;
         if port == 0 {
             return Err(Error::NoPort {
@@ -179,7 +179,7 @@ impl Instance {
     }
 }
 
-impl Drop for Instance {
+impl Drop for Handle {
     fn drop(&mut self) {
         // A child after fork has the handle's memory, and nothing of what it is for;
         // at exit the library may be gone.
@@ -188,7 +188,7 @@ impl Drop for Instance {
         }
         // SAFETY: the handle is live and this is its last use; the transport
         // drops a backend only when no batch is outstanding (C13).
-        unsafe { (self.library.smem_trans_destroy)(self.handle.as_ptr(), 0) };
+        unsafe { (self.library.smem_trans_destroy)(self.raw.as_ptr(), 0) };
     }
 }
 
@@ -204,7 +204,7 @@ impl Backend for Batched {
             session::register(
                 self.library.smem_trans_register_mem,
                 self.library.smem_trans_batch_register_mem,
-                self.instance.handle,
+                self.handle.raw,
                 regions,
             )
         }
@@ -215,7 +215,7 @@ impl Backend for Batched {
         unsafe {
             session::deregister(
                 self.library.smem_trans_deregister_mem,
-                self.instance.handle,
+                self.handle.raw,
                 address,
             )
         }
@@ -247,7 +247,7 @@ impl Backend for Batched {
         // - the caller keeps the memory at the local addresses usable for as
         //   long; remote addresses are checked by the library
         let code = Code(unsafe {
-            (self.library.smem_trans_batch_copy)(self.instance.handle.as_ptr(), params, &raw mut id)
+            (self.library.smem_trans_batch_copy)(self.handle.raw.as_ptr(), params, &raw mut id)
         });
         if code.is_ok() {
             return Ok(BatchId(id));
@@ -265,7 +265,7 @@ impl Backend for Batched {
         // during the call.
         let code = unsafe {
             (self.library.smem_trans_batch_status_query)(
-                self.instance.handle.as_ptr(),
+                self.handle.raw.as_ptr(),
                 id.0,
                 &raw mut result,
                 0,

@@ -74,21 +74,21 @@ macro_rules! symbols {
 
             /// The functions, or the names of those that are missing.
             fn resolve(
-                opened: &$crate::vendor::library::Opened,
+                loaded: &$crate::vendor::library::Loaded,
             ) -> Result<Self, Vec<&'static str>> {
                 let mut missing = Vec::new();
                 $(
                     // SAFETY: abi.rs declares this symbol's type under its own name,
                     // and a library that is returned is never closed.
-                    let $name = unsafe { opened.function::<abi::$name>(stringify!($name)) };
+                    let $name = unsafe { loaded.function::<abi::$name>(stringify!($name)) };
                     if $name.is_none() {
                         missing.push(stringify!($name));
                     }
                 )*
                 match ($($name,)*) {
                     ($(Some($name),)*) => Ok(Self {
-                        path: opened.path_of(Self::SYMBOLS[0]),
-                        abi_version: opened.abi_version(),
+                        path: loaded.path_of(Self::SYMBOLS[0]),
+                        abi_version: loaded.abi_version(),
                         $($name),*
                     }),
                     _ => Err(missing),
@@ -111,7 +111,7 @@ macro_rules! symbols {
 pub(crate) use symbols;
 
 /// A library that was opened and is closed again unless it is kept.
-pub(crate) struct Opened {
+pub(crate) struct Loaded {
     name: PathBuf,
     source: Source,
 }
@@ -121,7 +121,7 @@ enum Source {
     Linked(Linked),
 }
 
-impl Opened {
+impl Loaded {
     /// Opens `name`, see [`open`].
     ///
     /// # Errors
@@ -261,7 +261,7 @@ impl Library {
     /// missing symbol. A refused library is closed again, so that a later
     /// attempt may find another file under the same name.
     pub fn load(name: &Path) -> Result<Self, Error> {
-        Self::of(Opened::open(name)?)
+        Self::of(Loaded::open(name)?)
     }
 
     /// The functions of a library that this program has linked in.
@@ -270,19 +270,19 @@ impl Library {
     ///
     /// [`Error::SymbolsMissing`].
     pub fn linked(linked: Linked) -> Result<Self, Error> {
-        Self::of(Opened {
+        Self::of(Loaded {
             name: std::env::current_exe().unwrap_or_default(),
             source: Source::Linked(linked),
         })
     }
 
-    fn of(opened: Opened) -> Result<Self, Error> {
-        match Self::resolve(&opened) {
+    fn of(loaded: Loaded) -> Result<Self, Error> {
+        match Self::resolve(&loaded) {
             Ok(library) => {
-                opened.keep();
+                loaded.keep();
                 Ok(library)
             }
-            Err(missing) => Err(opened.lacks(Generation::Batched, abi::FUNCTIONS, missing)),
+            Err(missing) => Err(loaded.lacks(Generation::Batched, abi::FUNCTIONS, missing)),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::abi;
 use crate::config::Generation;
 use crate::error::Error;
-use crate::vendor::library::{Opened, symbols};
+use crate::vendor::library::{Loaded, symbols};
 
 symbols! {
     smem_trans_init,
@@ -39,16 +39,16 @@ impl Library {
     /// generation, some of whose functions have the same names and take other
     /// arguments. A refused library is closed again.
     pub fn load(name: &Path) -> Result<Self, Error> {
-        let opened = Opened::open(name)?;
-        match Self::resolve(&opened) {
-            Ok(_) if opened.exports("smem_trans_batch_copy") => Err(Error::LibraryNewer {
+        let loaded = Loaded::open(name)?;
+        match Self::resolve(&loaded) {
+            Ok(_) if loaded.exports("smem_trans_batch_copy") => Err(Error::LibraryNewer {
                 library: name.display().to_string(),
             }),
             Ok(library) => {
-                opened.keep();
+                loaded.keep();
                 Ok(library)
             }
-            Err(missing) => Err(opened.lacks(Generation::V1, abi::FUNCTIONS, missing)),
+            Err(missing) => Err(loaded.lacks(Generation::V1, abi::FUNCTIONS, missing)),
         }
     }
 }
